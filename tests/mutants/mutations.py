@@ -28,8 +28,11 @@ _CALCULATED: dict[type[ast.operator], str] = {
     ast.Mult: "//",
     ast.FloorDiv: "*",
 }
-# Calls whose arguments are for people, or for a dashboard.
-_WORDS = frozenset({"log", "logs", "warning", "info", "error", "debug", "count", "failpoint"})
+# Calls whose arguments are for people, or for a dashboard; and super(), without which a function's
+# code no longer fits into its class.
+_WORDS = frozenset(
+    {"log", "logs", "warning", "info", "error", "debug", "count", "failpoint", "super"}
+)
 
 
 @dataclass(frozen=True, slots=True)

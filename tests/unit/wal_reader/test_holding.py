@@ -56,3 +56,13 @@ def test_neither_an_idle_line_nor_the_publisher_nor_an_optional_archive_is_named
         optional.restarted("archiver", "no room")
         optional.restarted("publisher", "a lost race")
     assert optional.look(1.0, 0, None, settled=False) is None
+
+
+def test_a_restart_begins_the_count_of_calm_looks_again() -> None:
+    holding = made()
+    holding.look(0.0, 100, None, settled=True)
+    holding.look(0.1, 100, None, settled=True)
+    for _ in range(RESTARTS_MAX):
+        holding.restarted("archiver", "no room")
+    named = [holding.look(1.0, 100, None, settled=True) for _ in range(CALM_LOOKS)]
+    assert named == [*["archiver (no room)"] * (CALM_LOOKS - 1), None]

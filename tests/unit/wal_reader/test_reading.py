@@ -16,11 +16,13 @@ from headrace.bus.frame import FrameKind, Opening
 from headrace.bus.link import BusClosedError
 from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError
+from headrace.postgres.replication import Keepalive
 from headrace.postgres.replication_errors import (
     ReplicationRefusedError,
     SlotBusyError,
     StandbyError,
 )
+from headrace.postgres.slot_reader import SlotReader
 from headrace.wal_reader.service import (
     BACKOFF_S,
     BACKOFF_S_MAX,
@@ -169,6 +171,16 @@ async def test_the_lsn_of_an_idle_publication_is_passed_on_once() -> None:
         await asyncio.sleep(0.1)
         assert len(publisher.entries) == 2
         assert one.figures["received_lsn"] == START_LSN + 16
+
+
+@on_virtual_time
+async def test_a_keepalive_behind_a_full_frame_is_passed_on_in_the_next() -> None:
+    source, bus, publisher = await begun()
+    async with reading(source, bus, **SMALL_FRAMES):
+        full = (START_LSN + 1, b"m" * (FRAME_BYTES - frame.ENTRY_OVERHEAD_BYTES))
+        source.send(full, Keepalive(START_LSN + 8, reply_wanted=False))
+        await asyncio.sleep(0.1)
+        assert publisher.entries == [full, (START_LSN + 8, b"")]
 
 
 @on_virtual_time
@@ -415,6 +427,7 @@ async def test_confirmers_are_called_until_they_join_and_nothing_is_read_before(
         assert one.reasons["bus"] == "waiting for publisher"
         assert source.opened_at == []
         assert one.figures["pg_connected"] == 0
+        assert (one.figures["received_lsn"], one.figures["confirmed_lsn"]) == (0, 0)
         publisher = Confirmer(bus)
         bus.say(publisher.receiver.join())
         await asyncio.sleep(0.01)
@@ -577,9 +590,12 @@ async def test_a_dead_connection_is_noticed_by_its_silence_and_an_idle_one_is_ke
         assert one.figures["epochs"] == 1
         assert any(status.answer for status in source.statuses), "it was asked for an answer"
         source.answers = False
-        await asyncio.sleep(30)
-        assert one.figures["epochs"] > 1
+        dead = source.walsender.backend_pid
+        source.reader = SlotReader(dead, OUR_NAME, idle=True)
+        await asyncio.sleep(15)
+        assert one.figures["epochs"] == 2
         assert "headrace wal-reader probe" in source.names
+        assert source.commands == [f"end {dead}"]
 
 
 # Archives.
@@ -650,4 +666,5 @@ async def test_a_required_archiver_that_starts_again_and_again_is_named_with_its
             assert "confirm" not in one.reasons
             archiver.restart("the disk is full")
             await asyncio.sleep(0.02)
+        await asyncio.sleep(5)
         assert one.reasons["confirm"].endswith("for archiver (the disk is full)")

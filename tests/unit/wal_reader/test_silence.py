@@ -84,6 +84,16 @@ async def test_a_sign_of_life_is_asked_for_only_after_a_while_without_any() -> N
 
 
 @on_virtual_time
+async def test_a_new_connection_is_not_silent_because_the_last_one_was() -> None:
+    one = await silent(SlotReader(PID, OUR_NAME, idle=True))
+    await one.unanswered()
+    one.silence.begin(OUR_NAME)
+    assert not one.silence.ask()
+    await asyncio.sleep(PROBE_INTERVAL_S)
+    assert not await one.is_dead()
+
+
+@on_virtual_time
 async def test_an_idle_walsender_of_ours_that_does_not_answer_is_ended_with_its_connection() -> (
     None
 ):
