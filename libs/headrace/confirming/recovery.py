@@ -35,6 +35,7 @@ async def follow_on(
         except (HeadraceError, NatsError, TimeoutError) as error:
             if isinstance(error, HeadraceError) and not error.retry:
                 raise
+            # No other attempt could succeed: only a new process gets another client.
             if client.is_closed:
                 raise link.BusClosedError("the NATS client gave up") from error
             if await failed(error):

@@ -28,6 +28,7 @@ class Values:
     unchanged: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: object) -> None:
+        # The native form can't hold all of it: consumers find the exact text beside it.
         if type(value) is Inexact:
             self.exact[name] = value.text
             value = value.native
@@ -54,6 +55,7 @@ class RelationShape:
         selection: Selection | None = None,
     ) -> RelationShape:
         selection = selection or Selection()
+        # Hidden columns keep their places: a row has a value for each column of the relation.
         hidden = selection.hidden_columns(relation.schema, relation.name)
         columns = tuple(
             (
@@ -97,12 +99,14 @@ class RelationShape:
         for (name, convert), value in zip(self.columns, row, strict=True):
             if convert is None:
                 continue
+            # A large value that the update left alone: PostgreSQL did not send it.
             if value is UNCHANGED:
                 values.unchanged.append(name)
             else:
                 values.put(name, None if value is None else convert(value))
         return values
 
+    # An old key has NULL for the other columns, which says nothing about them.
     def key_row(self, row: Row) -> Values:
         """The replica identity's columns of an old key."""
         values = Values()
@@ -137,6 +141,7 @@ class DescribedRelations(dict[int, T]):
 
     def hidden(self, message: bytes) -> frozenset[int]:
         """The indexes of the excluded columns in a row's message."""
+        # A malformed message may name none that is known.
         known = self.get(int.from_bytes(message[1:5], "big"))
         if known is None:
             return frozenset()

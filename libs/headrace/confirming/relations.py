@@ -39,6 +39,7 @@ class Relations:
 
     async def describe(self, scope: Scope, relation: Relation, xid: int) -> RelationShape:
         """The relation's shape in transaction `xid`."""
+        # The stream names no primary key and no defaults, and the catalog may be ahead of it.
         facts = await self._facts.of(scope, relation, xid)
         return RelationShape.of(relation, facts, self._options, self._selection)
 

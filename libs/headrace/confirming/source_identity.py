@@ -27,11 +27,13 @@ class SourceIdentity:
 
 def divergence(known: SourceIdentity, opening: Opening) -> str | None:
     """Why the server of this epoch can't continue what the store contains; None when it can."""
+    # A backup restored elsewhere, or another cluster: both number their logs on their own.
     if known.system_id and known.system_id != opening.system_id:
         return (
             f"PostgreSQL's system identifier is {opening.system_id}, the {known.store}'s is "
             f"{known.system_id}"
         )
+    # A primary of old times came back beside its heir.
     if opening.timeline < known.timeline:
         return (
             f"PostgreSQL is on timeline {opening.timeline}, the {known.store} on {known.timeline}"
@@ -46,6 +48,8 @@ def divergence(known: SourceIdentity, opening: Opening) -> str | None:
             f"{format_lsn(fork)}, before {format_lsn(known.lsn)}, where the {known.store} is: the "
             f"{known.store} has changes that this server never had"
         )
+    # The same timeline, shorter: the machine lost its last writes, and other changes will get their
+    # LSNs.
     if opening.current_lsn and opening.current_lsn < known.lsn:
         return (
             f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before "

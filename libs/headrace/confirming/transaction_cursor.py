@@ -52,6 +52,7 @@ class TransactionCursor:
     def advance(self) -> Position:
         """The position that the change at hand takes."""
         position = Position(self.current.final_lsn, self.ordinal)
+        # Counted even if nothing is delivered: a replay with other settings gives the same numbers.
         self.ordinal += 1
         return position
 

@@ -37,10 +37,13 @@ from headrace.process.failpoint import failpoint
 
 log = logs.logger("atomic")
 
+# Error codes of JetStream: an id of the group is in the duplicate window; batches are not allowed;
+# too many of them are open; this one is too long.
 _DUPLICATE = 10201
 _DISABLED = 10174
 _TOO_MANY = 10210
 _TOO_LONG = 10199
+# Other publishers end their groups within milliseconds.
 _PAUSE_S = 0.1
 
 
@@ -95,6 +98,7 @@ class AtomicPipe(Pipe):
 
     def fits_alone(self, messages: int, size: int) -> bool:
         """Whether this many messages fit into a group by themselves."""
+        # A single message needs no batch, and its size is limited by NATS alone.
         return messages <= self._messages_max and (size <= self._bytes_max or messages == 1)
 
     async def open(self, tail: Tail) -> None:
@@ -133,8 +137,11 @@ class AtomicPipe(Pipe):
 
     async def flush(self) -> None:
         """Send the group as soon as the previous one is stored."""
+        # One group in flight at a time: behind a refused one, another source's messages could bring
+        # the stream to the sequence that the next one expects.
         await self._land()
         if self._group:
+            assert not self._flying, "two groups in flight"
             self._check_connection()
             self._flying = self._group
             self._group = []
@@ -156,6 +163,8 @@ class AtomicPipe(Pipe):
     async def _land(self) -> None:
         """Wait until the group in flight is stored; raises its error, then at every call."""
         if self._flight is not None:
+            # A caller that is cancelled leaves the group to `close`. After an error the flight
+            # stays: every later call must raise it too.
             await asyncio.shield(self._flight)
             self._flight = None
 
@@ -183,6 +192,7 @@ class AtomicPipe(Pipe):
         self._duplicates = False
 
     async def _send(self, group: list[Message]) -> dict[str, object]:
+        # Never used again: the server would add to a batch that it still knows.
         batch = secrets.token_hex(16)
         size = len(group)
         last = group[-1]
@@ -257,6 +267,7 @@ class AtomicPipe(Pipe):
     async def _behind_the_tail(self) -> None:
         began = time.monotonic()
         tail = await self._tail.after(self._last_seq)
+        # As `check_tail`, without the content of a known message: nothing of this group is stored.
         if tail.created != self._created or tail.last_seq < self._last_seq:
             raise TailLostError("the stream's end is not what was acknowledged")
         if tail.position is not None or tail.ids_after:

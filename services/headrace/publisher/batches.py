@@ -28,6 +28,7 @@ from headrace.publisher.delivery import Delivery, lane_of
 from headrace.publisher.resume_point import ResumePoint
 from headrace.settings import Settings
 
+# Between two elements of an array; MessagePack has none, and stays a little below the limit.
 _SEPARATOR_BYTES = 1
 
 
@@ -53,7 +54,9 @@ class Batches(Delivery):
         self._limits = settings.delivery
         self._bytes_max = min(settings.delivery.batch_bytes_max, payload_bytes_max)
         self._batches: dict[str, _Batch] = {}
+        # When the first event of the current batches came.
         self._since = 0.0
+        # The last mark that the events in the batches hold back.
         self._mark: Mark | None = None
         # Every transaction that committed before it was passed to `event`; and is in the stream, as
         # of the last flush.
@@ -76,6 +79,8 @@ class Batches(Delivery):
 
     def begin_epoch(self) -> None:
         super().begin_epoch()
+        # It speaks of the epoch before. The batches stay: their events are behind `position`, so
+        # they don't come again.
         self._mark = None
 
     async def mark(self, mark: Mark) -> None:
@@ -105,6 +110,7 @@ class Batches(Delivery):
             await self._flush(up_to=self._before)
             batch = None
         if batch is None:
+            # Behind those that are there: they are flushed in the order in which they began.
             batch = _Batch()
             self._batches[token] = batch
         if len(self._batches) == 1 and not batch.payloads:
@@ -133,6 +139,7 @@ class Batches(Delivery):
         batch = self._batches.get(lane_of(subject))
         if batch is None:
             return 0
+        # The first event of a batch goes through `_take`, which starts the batch's age.
         room = self._bytes_max - batch.size
         size = 0
         payloads = []
@@ -176,6 +183,8 @@ class Batches(Delivery):
         for left, (token, batch) in zip(
             range(len(batches) - 1, -1, -1), batches.items(), strict=True
         ):
+            # Only behind the last one is everything up to there in the stream: a crash in between
+            # leaves the others as lanes.
             advances = left == 0 and up_to >= self._lanes_end
             if left == 0:
                 self._complete_lsn = self._given_lsn
@@ -185,6 +194,7 @@ class Batches(Delivery):
             await self._publish(
                 Outgoing(batch_subject(token), msg_id, payload, headers, advances), up_to
             )
+        assert self._floor_at(up_to) >= self._floor, "a floor only rises"
         self._floor = self._floor_at(up_to)
         if self._mark is not None:
             mark = self._mark

@@ -50,6 +50,7 @@ class CatalogWatch:
         if reading is None or reading.lsn > passed_lsn or reached_lsn >= passed_lsn:
             return None
         self._reading = None
+        # At the stream's position, not at the reading's: rows in between are already stored.
         return replace(reading, lsn=passed_lsn)
 
     async def run(self, scope: Scope) -> None:
@@ -65,9 +66,11 @@ class CatalogWatch:
     async def _read(self) -> CatalogReading:
         session = await connection.connect(self._settings.postgres, "headrace publisher catalog")
         try:
+            # Locks of DDL may hold it up; the watch must go on.
             async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
                 reading = await read_publication(session, self._settings.source.publication)
         finally:
+            # Not `close`, which would wait for a server that does not answer.
             session.terminate()
         return self._of(reading)
 
@@ -100,6 +103,7 @@ class CatalogWatch:
                     row["missing"], converter(row["type_oid"], self._options, publication.types.get)
                 ),
             )
+            # Hidden columns are left out of schemas as of rows: their names may say too much.
             for row in reading.columns
             if row["name"] not in hidden
         )

@@ -138,6 +138,7 @@ class Compression:
                 await self._train(token, table)
             return event
         payload = table.compressor.compress(event.payload)
+        # Measured whether it helps or not: a dictionary that no longer helps must be noticed.
         table.events += 1
         table.before += len(event.payload)
         table.after += len(payload)
@@ -150,6 +151,7 @@ class Compression:
 
     async def _train(self, token: str, table: _Table) -> None:
         """Stored first, used after."""
+        # Training takes a moment, in another thread; what comes meanwhile is not compressed.
         samples = table.samples
         table.samples = []
         dictionary = await asyncio.to_thread(dictionaries.train, samples)
@@ -157,6 +159,7 @@ class Compression:
             table.hopeless = True
             return
         compressor = Compressor(dictionary)
+        # A consumer that meets a message before its dictionary could not read it.
         await self._state.put(dictionaries.key(compressor.dictionary_id), dictionary)
         dictionaries.learn(dictionary)
         await self._note(token, compressor.dictionary_id)
@@ -171,6 +174,8 @@ class Compression:
         self._kept["tables"][token] = dictionary_id
         if replaced is not None:
             self._kept["retired"].append([replaced, now])
+        # Deleted after the record names them no more: a crash in between leaves an unused value,
+        # not a record of a missing one.
         over = [entry for entry in self._kept["retired"] if self._is_over(entry[1], now)]
         self._kept["retired"] = [entry for entry in self._kept["retired"] if entry not in over]
         await self._cell.write(self._kept)

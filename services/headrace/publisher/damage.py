@@ -69,10 +69,12 @@ class Damage:
         stats: Counters,
     ) -> None:
         """Publish the gaps not reported yet, then store them; no encoding: only store them."""
+        # Holes that are known from the start don't spread: only more of them end this run.
         self._gone = place.tail.gone
         if not (place.tail.gone or place.tail.holes):
             return
         lost = merged([*place.tail.holes, *await known_holes(self._js, self._stream)])
+        # Retention may have removed the front since the tail was read, and holes with it.
         lost = within(lost, (await self._tail.state()).first_seq, place.tail.last_seq)
         known = _decoded(await self._cell.read(), place.tail)
         new = without(lost, known)
@@ -85,6 +87,8 @@ class Damage:
             # An earlier run may have published it and crashed before it stored the hole.
             if encoding is not None and event.msg_id not in place.ids_after:
                 await pipe.publish(event)
+        # Stored after they are acknowledged: a crash in between publishes them again, with the same
+        # ids.
         await pipe.drain()
         reported_seq = (await self._tail.state()).last_seq
         await self._cell.write(
@@ -113,6 +117,7 @@ class Damage:
     async def _gap(self, first: int, last: int, reach: int, place: ResumePoint) -> _HoleGap:
         before = await self._tail.last_mark(place.tail.first_seq, first - 1)
         behind = await self._tail.first_settled(last + 1, reach)
+        # From the last event that is certain on: the hole may have held any later one.
         if before is not None and before.position is not None:
             after = before.position.lsn
         else:

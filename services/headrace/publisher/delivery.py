@@ -96,6 +96,7 @@ class Delivery:
 
     async def event(self, event: PublishedEvent) -> None:
         position = event.position
+        # After a restart or in a new epoch, PostgreSQL sends again what the stream contains.
         there = position <= self.position or event.msg_id in self._ids_after
         if there or (self._lanes and position <= self._lanes.get(lane_of(event.subject), ORIGIN)):
             self._stats.count("skipped_events")
@@ -115,6 +116,7 @@ class Delivery:
 
     async def events(self, events: list[PublishedEvent]) -> None:
         """`event` for several in sequence, all of which advance."""
+        # Positions only rise, so the first one decides for all.
         new = events[0].position > max(self.position, self._lanes_end)
         if new and not any(map(_LARGE, events)):
             await self._take_all(events)
@@ -124,6 +126,7 @@ class Delivery:
 
     async def mark(self, mark: Mark) -> None:
         """Everything before the mark's LSN was passed to `event`."""
+        # Counted with what is still held back, so that the mark waits for it too.
         self._ledger.mark(mark.lsn, self.accepted, whole=mark.whole)
 
     async def rest(self, *, more: bool) -> None:
@@ -145,6 +148,7 @@ class Delivery:
 
     def stored(self) -> tuple[Position, str]:
         """Position and message id up to which everything is stored."""
+        # A run that is partly acknowledged stays: its first part is the stored end for now.
         while self._sent:
             before, run = self._sent[0]
             stored = self._pipe.acked - before
@@ -161,6 +165,7 @@ class Delivery:
         if self._is_behind_lanes(event):
             await self._send_behind_lanes(event)
             return
+        # Noted before it is sent: its acknowledgement may come while `publish` waits for room.
         if event.advances:
             self._sent.append((self._pipe.published, (event,)))
         await self._pipe.publish(event)

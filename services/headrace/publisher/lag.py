@@ -51,12 +51,15 @@ class AckLag:
         """The first `acked` messages are stored, the last since `acked_at`; returns the frames
         completed by them.
         """
+        # All of them were acknowledged by this answer, as far as anybody here can know.
         done: list[Frame] = []
         while self._frames and self._frames[0].accepted <= acked:
             done.append(self._frames.popleft())
         if done:
+            # The answer came some time ago, and was noted by the monotonic clock.
             acked_s = time.time() - (time.monotonic() - acked_at)
             for frame in done:
+                # PostgreSQL's clock may be ahead of ours.
                 lag_s = max(0.0, acked_s - frame.commit_s)
                 self._stats.observe("ack_lag_seconds", lag_s)
                 self._stats.observe("ack_lag_bytes", max(0, reached_lsn - frame.lsn))

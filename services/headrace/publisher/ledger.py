@@ -15,6 +15,8 @@ class Ledger:
 
     def mark(self, lsn: int, published: int, *, whole: bool) -> None:
         """All changes before `lsn` are among the first `published` messages."""
+        # Keepalives between two messages share a mark, or the queue would grow for as long as a
+        # message waits for its acknowledgement.
         if self._marks and not whole and not self._marks[-1][2] and self._marks[-1][1] == published:
             self._marks[-1] = (max(lsn, self._marks[-1][0]), published, False)
         else:
@@ -24,6 +26,7 @@ class Ledger:
         """The first `acked` messages are stored; returns the LSN that may be confirmed."""
         while self._marks and self._marks[0][1] <= acked:
             lsn, _, whole = self._marks.popleft()
+            # PostgreSQL's keepalives may state an earlier LSN than a commit before them.
             self.lsn = max(self.lsn, lsn)
             self.transactions += whole
         return self.lsn

@@ -39,6 +39,7 @@ class Pausing:
         self._client = client
         self._state = state
         self._look = asyncio.Event()
+        # Neither is set before the record was read: nothing may be published until then.
         self.paused = asyncio.Event()
         self._going = asyncio.Event()
 
@@ -46,6 +47,7 @@ class Pausing:
         """Follow the pause record for the service's lifetime."""
         await self._client.subscribe(subjects.pause(self._settings.source.slot), cb=self._wake)
         while not self._scope.stopping.is_set():
+            # Cleared before the record is read: a notification in between must not be lost.
             self._look.clear()
             wait_s = await self._read()
             await self._scope.until_stopping(self._look_or(wait_s))

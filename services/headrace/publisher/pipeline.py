@@ -90,12 +90,15 @@ async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIt
     compression = Compression(js, state, settings)
     # Before the tail is read: its messages may need the dictionaries.
     await compression.open()
+    # In this order: progress says from where on the tail has to be read, and the tail which shapes
+    # of the book the stream contains.
     cell = Cell(state, f"progress.{source}")
     start = await find_resume_point(cell, tail)
     shelf = BookShelf(state, source)
     book = await shelf.load(start.position, start.ids_after, start.lanes)
     log.info("place_found", position=str(start.position), stream_seq=start.tail.last_seq)
     parked = LargeStore(js, streams.parked, client.max_payload)
+    # Not opened before everything else is there: from then on other suites see it as a writer.
     pipe = await _pipe(client, settings, stats, tail)
     made = Pipeline(
         settings=settings,
@@ -131,6 +134,7 @@ async def _report_damage(line: Pipeline, stats: Counters) -> None:
 async def _pipe(client: Client, settings: Settings, stats: Counters, tail: StreamTail) -> Pipe:
     limits = settings.publishing
     delivery = settings.delivery
+    # Counted when JetStream has acknowledged them, so that no event counts twice after a restart.
     stored = partial(tally, stats)
     if delivery.mode is DeliveryMode.TRANSACTION:
         stats.set_series("ingest_mode", one_of(INGEST_MODES, "atomic"))
@@ -145,6 +149,7 @@ async def _pipe(client: Client, settings: Settings, stats: Counters, tail: Strea
     window = Window(limits.window_messages_max, limits.window_bytes_max, limits.ack_timeout_s)
     if not fast:
         return ChainPipe(client, tail, stats, window, stored)
+    # Only batches need turns: a chain that another source breaks repeats a few messages.
     turns = Turns(client, settings.streams.cdc, settings.source.slot, stats)
     return FastPipe(client, tail, stats, window, turns, stored)
 
@@ -155,6 +160,7 @@ async def _is_fast(client: Client, settings: Settings) -> bool:
     if wanted is IngestMode.CHAIN:
         return False
     offered = await offers_fast_ingest(client.jetstream(), client, stream)
+    # Falling back silently would hide that the server is not the one that was planned for.
     if wanted is IngestMode.FAST and not offered:
         raise FastIngestUnsupportedError(
             f"the NATS server, or its stream {stream}, doesn't offer fast ingest"
@@ -170,6 +176,7 @@ def _delivery(
     if isinstance(pipe, AtomicPipe):
         return AtomicDelivery(pipe, large, start, stats, source)
     if settings.delivery.mode is DeliveryMode.BATCH:
+        # An array that is larger than a message could never be stored.
         room = client.max_payload - HEADERS_BYTES_MAX
         return Batches(pipe, large, start, stats, settings, room)
     return Delivery(pipe, large, start, stats, source)

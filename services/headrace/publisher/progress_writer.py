@@ -78,6 +78,8 @@ class ProgressWriter:
         """Write that everything before `lsn` is stored, the last event of it at `position`; some of
         it may be beyond, unless the stream is past the lanes of a crash.
         """
+        assert self._write is None, "two writes of the progress at once"
+        # Nothing is new: an idle publisher must not write every interval.
         if lsn <= self.confirmed_lsn and position == self.progress.position:
             return
         progress = replace(
@@ -85,6 +87,7 @@ class ProgressWriter:
             position=position,
             stream_seq=stream_seq or self.progress.stream_seq,
             msg_id=msg_id,
+            # A replay confirms from the slot's LSN on, which may be behind what was written.
             confirmed_lsn=max(lsn, self.progress.confirmed_lsn),
             complete=self.progress.stored(position, lsn, past_lanes=past_lanes),
             ids_in_doubt=ids_in_doubt,
@@ -95,6 +98,7 @@ class ProgressWriter:
 
     async def finish(self) -> int | None:
         """Wait for the write that is under way; the LSN that it was about, None where none was."""
+        # Forgotten before it is awaited: if it failed, it is unknown what is written.
         write = self._write
         self._write = None
         if write is None:

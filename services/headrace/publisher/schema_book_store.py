@@ -46,11 +46,13 @@ class BookShelf:
                 self._histories[token] = in_stream(_decode(kept.value), position, ids_after)
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped
+        # Of each table the last shape that the stream contains, which may be none.
         entries = [history[-1] for history in self._histories.values() if history]
         return SchemaBook(entries, position, lanes)
 
     async def keep(self, token: str, entry: Entry) -> None:
         history = self._histories.setdefault(token, [])
+        # The same version is described again with more facts, such as its storage.
         if history and history[-1].version == entry.version:
             history.pop()
         history.append(entry)

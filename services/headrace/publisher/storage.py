@@ -41,6 +41,7 @@ class Storage:
         # An earlier version stored a checksum of the files.
         if text.count("/") != _PARTS - 1 or ":" not in text:
             return None
+        # relation:node:by:toast,… / definitions of columns / partitions,…
         files, columns, partitions = text.split("/")
         made = {}
         for one in files.removeprefix(_EXPOSED).split(","):
@@ -118,6 +119,7 @@ def partitions_moved(before: str, now: str, truncated: Collection[int]) -> bool:
         return False
     if is_.divided and was.columns == is_.columns and _replaced(was, is_, truncated):
         return True
+    # An `a` marks a partition that was attached: before that, its rows were another table's.
     known = {partition.removesuffix("a") for partition in was.partitions}
     gone = known - {partition.removesuffix("a") for partition in is_.partitions}
     return bool(gone) or any(
@@ -140,6 +142,7 @@ def _replaced(was: Storage, is_: Storage, truncated: Collection[int]) -> list[tu
 
 
 def _may_be_others(old: File, new: File, *, exposed: bool) -> bool:
+    # VACUUM FULL and CLUSTER keep the TOAST table, a rewrite by ALTER TABLE makes another one.
     if old.toast and new.toast:
         return old.toast != new.toast
     # Nothing here distinguishes UNLOGGED and back from VACUUM FULL.

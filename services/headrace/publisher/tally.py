@@ -25,6 +25,7 @@ def tally(stats: Counters, messages: Sequence[Message]) -> None:
     # Subject by subject, at the speed of C: cdc.{table}.{operation} contains the label values.
     for subject, number in Counter(map(_SUBJECT, messages)).items():
         events = number
+        # Several events in one message: only its id says how many, without decoding it again.
         if subject.endswith(_BATCH):
             events = sum(_events(message) for message in messages if message.subject == subject)
             total += events - number

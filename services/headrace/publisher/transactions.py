@@ -32,9 +32,12 @@ class AtomicDelivery(Delivery):
     ) -> None:
         super().__init__(pipe, large, place, stats, source)
         self._atomic = pipe
+        # The events of the open transaction that wait for its end, and where it began.
         self._open: list[PublishedEvent] = []
         self._open_bytes = 0
         self._before_open = self.position
+        # The open transaction is too large for a group, or was begun before a crash: its parts are
+        # stored as they come, and say so.
         self._split = False
 
     @property
@@ -55,6 +58,7 @@ class AtomicDelivery(Delivery):
         self._split = False
 
     async def mark(self, mark: Mark) -> None:
+        # Its last event may have been in the stream already, or excluded.
         if mark.whole:
             await self._close()
         await super().mark(mark)
@@ -129,6 +133,7 @@ class AtomicDelivery(Delivery):
 
     async def _close(self) -> None:
         """The transaction is complete: it joins the group, or starts the next."""
+        # A split transaction gets a group of its own: a whole one beside it would seem split too.
         if self._split or not self._atomic.fits(len(self._open), self._open_bytes):
             await self._atomic.flush()
         await self._hand_over(None)
@@ -138,6 +143,7 @@ class AtomicDelivery(Delivery):
         events = self._open
         self._open = []
         self._open_bytes = 0
+        # Without headers and with positions of their own, events need no message made for them.
         if headers is None and all(event.advances for event in events):
             if events:
                 self._sent.append((self._pipe.published, events))

@@ -25,6 +25,7 @@ async def prepared(
     or never.
     """
     source = settings.source
+    # Each of these would fail later, less clearly, or never.
     if await connection.is_standby():
         raise StandbyError(f"PostgreSQL at {where(settings.postgres)} is a standby")
     if not await connection.has_publication(source.publication):
@@ -32,6 +33,7 @@ async def prepared(
             f'publication "{source.publication}" does not exist',
             remedy="Run `headrace init`, or CREATE PUBLICATION, or name another with --pub.",
         )
+    # Before the slot is looked at: an invalidated one of another suite must not be replaced.
     await stale.admit(connection)
     slot = await connection.slot(source.slot)
     if slot is None:
@@ -41,6 +43,7 @@ async def prepared(
         failpoint("wal_reader.after_slot_created")
         log.info("slot_created", slot=source.slot)
         slot = await connection.slot(source.slot)
+    # Nothing can be read from it any more, so replacing it loses nothing further.
     if slot is not None and slot.wal_status == "lost" and source.recreate_slot:
         slot = await _recreated(connection, settings)
     if slot is None or slot.wal_status == "lost":

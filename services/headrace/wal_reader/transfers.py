@@ -16,6 +16,7 @@ FRAMES_MAX = 10_000
 class Transfers:
     def __init__(self, traces: Traces) -> None:
         self._traces = traces
+        # By epoch and number: when it was sent, and its size.
         self._sent: dict[tuple[int, int], tuple[float, int]] = {}
 
     def sent(self, epoch: int, seq: int, size: int) -> None:
@@ -28,6 +29,7 @@ class Transfers:
         """A confirmer has consumed everything up to this frame of the epoch."""
         if not self._sent:
             return
+        # Frames of an earlier epoch will never be consumed.
         for key in [key for key in self._sent if key[0] < epoch or key[1] <= up_to]:
             began_s, size = self._sent.pop(key)
             if key[0] == epoch:
