@@ -106,14 +106,11 @@ class Assembler:
         self._ts = ""
         # Whether an event is its transaction's last is known only when the next message comes.
         self._held: _Held | _QuickHeld | None = None
-        # What rows of the fast path share: the encoder, the transaction's fields, a writer for each
-        # relation and operation, by the first bytes of the message.
         self._write = events.writer(encoding)
         self._tx = TransactionWriter(encoding)
         self._tx_head = b""
         self._writers: dict[bytes, RowWriter] = {}
-        # The LSN of the last row, and how often each kind of id was used at it: several rows may
-        # share an LSN.
+        # Several rows may have one LSN: how often each kind of id was used at the last row's.
         self._lsn = -1
         self._repeats: dict[str, int] = {}
         self._quick_bytes_max = payload_bytes_max - quick_events.AROUND_BYTES_MAX
@@ -141,7 +138,7 @@ class Assembler:
         """Rows of this relation have this shape from here on."""
         relation_id = table.shape.relation.relation_id
         self.tables[relation_id] = table
-        # Code that was made for the earlier shape would read its columns.
+        # Their code was made for the columns of the earlier shape.
         for head in quick_events.heads(relation_id):
             self._writers.pop(head, None)
 
@@ -260,13 +257,11 @@ class Assembler:
                     _new(PublishedEvent, (of, named, written, NO_HEADERS, True, place, False, None))
                 )
             elif held is not None:
-                # The plain way held it back before this loop began.
                 put(self._release(last=False))
             held = (_new(Position, (commit, seq)), subject, msg_id, body, rest)
             seq += 1
         else:
             index = len(entries)
-        # What the plain way goes on from.
         assert seq >= self.cursor.ordinal, "positions only rise"
         self._held = held
         self.cursor.ordinal = seq
@@ -321,7 +316,7 @@ class Assembler:
         self, lsn: int, table: TableEvents, kind: Kind, new: Values, old: Values | None = None
     ) -> None:
         """Hold this event back, release the one before."""
-        # Excluded or not, each change takes its position: a later selection must not move others.
+        # Also if it is excluded: another selection must not move the positions of others.
         position = self.cursor.advance()
         if table.shape.excluded:
             return
@@ -351,7 +346,6 @@ class Assembler:
         """The schema event that must precede this row, if the stream does not contain this shape
         yet.
         """
-        # Once for each shape, even if the stream has it: the book is asked no more.
         table.told = True
         xid = self.cursor.xid
         told = self._book.check(table.table, position, lsn, xid, table.catalog)
