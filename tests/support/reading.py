@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from headrace.bus import control, subjects
+from headrace.bus import control, frame, subjects
 from headrace.bus.control import Control
-from headrace.bus.frame import Entry, Opening
+from headrace.bus.frame import Entry, FrameKind, Opening
 from headrace.bus.receiver import FrameReceiver
 from headrace.postgres.replication import (
     Keepalive,
@@ -304,6 +304,17 @@ async def reading(source: Source, bus: Bus, **variables: str) -> AsyncIterator[R
         finally:
             task.cancel()
     assert all(connection.closed for connection in source.connections), "one was left open"
+
+
+def kinds(bus: Bus) -> list[FrameKind]:
+    return [frame.decode_header(data).kind for data in bus.frames]
+
+
+async def begun() -> tuple[Source, Bus, Confirmer]:
+    """With clocks that did not begin just now."""
+    await asyncio.sleep(1000.0)
+    bus = Bus()
+    return Source(), bus, Confirmer(bus)
 
 
 def _later(call: Callable[[], None]) -> None:

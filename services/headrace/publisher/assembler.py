@@ -316,7 +316,6 @@ class Assembler:
         self, lsn: int, table: TableEvents, kind: Kind, new: Values, old: Values | None = None
     ) -> None:
         """Hold this event back, release the one before."""
-        # Also if it is excluded: another selection must not move the positions of others.
         position = self.cursor.advance()
         if table.shape.excluded:
             return
