@@ -1,8 +1,7 @@
-"""What the site needs beyond the pages: files of the repository that a page links to come along
-with it.
+"""Adds to the site the files of the repository that a page links to.
 
 Loaded by mkdocs (mkdocs.yml names it). A link that leaves docs/ leads to the file itself in a
-checkout; in the site it leads to a copy, and where it names a folder its text alone stays.
+checkout; in the site it leads to a copy, and a link to a folder becomes plain text.
 """
 
 from __future__ import annotations

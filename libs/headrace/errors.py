@@ -29,7 +29,7 @@ class HeadraceError(Exception):
 
 
 class SettingError(HeadraceError):
-    """A setting has an invalid value; detected before any connection is made."""
+    """A setting has an invalid value; detected before any connection is opened."""
 
 
 class DecodeError(HeadraceError):

@@ -1,4 +1,4 @@
-"""How a file must match its name, the file before it and its own rows. Pure.
+"""Checks that a file matches its name, the file before it and its own rows. Pure.
 
 Readers raise at the first fault while they read; `check` reports all of them. A file is compared
 with the one before only if that one was read: a reader that starts in the middle trusts its first

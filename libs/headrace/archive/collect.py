@@ -1,8 +1,8 @@
 """Garbage collection: removes the oldest files, by age and by the progress of registered readers.
 
 Promises: never removes the last file, which the archiver continues from; never removes a file that
-a registered reader has not read, unless told to; always removes the oldest first, so that ids have
-no gaps however a collection ends.
+a registered reader has not read, unless requested; always removes the oldest first, so that ids
+have no gaps however a collection ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.archive.store import Names, ObjectMetadata, Store
 
 @dataclass(frozen=True, slots=True)
 class CollectionPlan:
-    """What may go, and which readers keep the rest."""
+    """The files to remove, and the readers that prevent the removal of others."""
 
     remove: tuple[ObjectMetadata, ...]
     kept_by: tuple[Registered, ...]
@@ -26,7 +26,7 @@ class CollectionPlan:
 def plan(
     store: Store, older_than_s: float, *, past_readers: bool = False, now: datetime | None = None
 ) -> CollectionPlan:
-    """The files that may go; `past_readers` takes no account of who has not read them.
+    """Plan which files to remove; with `past_readers`, even those that a reader has not read.
 
     A file's age is measured by its store's clock: the clock of the collecting machine may be wrong.
     """

@@ -19,7 +19,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RowKind(StrEnum):
-    """What a change does to the row with its key; a change is never a merge."""
+    """The effect of a change on the row with its key; a change is never a merge."""
 
     # An insert or update: the row is now `after`.
     PUT = "put"
@@ -81,7 +81,7 @@ class RowEntry(NamedTuple):
 
     @property
     def kind(self) -> RowKind:
-        """What the change does to the row with its key."""
+        """The effect of the change on the row with its key."""
         return _KINDS[self.operation]
 
     @property

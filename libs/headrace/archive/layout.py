@@ -5,7 +5,7 @@
     _writers/once                    created once: a second writer of it must be refused
     _writers/clock                   written to read the store's clock
 
-A listing alone tells the first and last file: nothing else has to be kept consistent.
+A listing shows the first and last file, so nothing else has to be kept consistent.
 """
 
 from __future__ import annotations

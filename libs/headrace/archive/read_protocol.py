@@ -105,7 +105,7 @@ class ReaderMetrics:
 
 @dataclass(slots=True)
 class Seen:
-    """What a reader knows about the existing files."""
+    """The files that a reader knows to exist."""
 
     # The highest file that it opened or saw in a listing.
     highest: int = 0
@@ -378,7 +378,7 @@ def await_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Ope
 
 def interesting(info: SegmentInfo, selection: RowSelection) -> bool:
     """Whether a file may have rows that are wanted: by its own account."""
-    # What a gap lacks may have been anywhere in it.
+    # The changes that a gap lacks may have been anywhere in it.
     low = info.first.lsn if info.gap is None else info.gap.after
     if selection.before_lsn is not None and low >= selection.before_lsn:
         return False

@@ -146,7 +146,7 @@ class ReadingStart:
 
 @dataclass(slots=True)
 class ArchiveReading:
-    """What the two readers share: options, counts, what was seen, and how rows come from bytes."""
+    """The common state of both readers: options, counts, known files, and how bytes become rows."""
 
     options: WalReaderOptions
     metrics: ReaderMetrics = field(default_factory=ReaderMetrics)
@@ -190,7 +190,7 @@ class ArchiveReading:
         return opened
 
     def check(self, info: SegmentInfo) -> None:
-        """Raise at a gap, unless the reader wants to be told."""
+        """Raise at a gap, unless the reader wants gaps as entries."""
         if info.gap is not None and self.options.raise_at_gap:
             raise WalGapError(
                 f"file {info.id} records a gap: transactions committed from "
@@ -199,11 +199,11 @@ class ArchiveReading:
             )
 
     def chosen(self, selection: RowSelection) -> RowSelection:
-        """What the reader's options leave of it."""
+        """Restrict the selection to the tables in the reader's options."""
         return replace(selection, tables=selection.tables or self.options.wanted)
 
     def fetch(self, opened: Opened, chosen: RowSelection) -> Steps[Content | None]:
-        """What has to be read of a file; None where no row of it is wanted."""
+        """Read the needed part of a file; None if no row of it is wanted."""
         if not read_protocol.interesting(opened.info, chosen):
             self.metrics.files_skipped += 1
             return None
@@ -318,7 +318,7 @@ class ArchiveReader:
 
     @property
     def metrics(self) -> ReaderMetrics:
-        """What this reader has requested and read so far."""
+        """Counters of what this reader has requested and read."""
         return self.reading.metrics
 
 

@@ -308,7 +308,7 @@ def groups(
 
 
 def _span(group: Any) -> tuple[int, int]:
-    """Where a row group's pages begin and end in the file."""
+    """The offsets of a row group's pages in the file: first and last."""
     starts = []
     stops = []
     for place in range(group.num_columns):

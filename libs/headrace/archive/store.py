@@ -1,7 +1,7 @@
 """The archive's object store, using obstore, blocking and asynchronous.
 
-Promises: `put_new` never overwrites in a store that `prepare` accepted; in a local folder, whatever
-it wrote is on disk when it returns. Translates obstore's errors: only this package's errors leave
+Promises: `put_new` never overwrites in a store that `prepare` accepted; in a local folder, the
+object is on disk when it returns. Translates obstore's errors: only this package's errors leave
 this module.
 """
 

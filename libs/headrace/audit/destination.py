@@ -183,8 +183,8 @@ class Destination:
         """Create what is missing; read how far the trail is."""
         try:
             async with self._connection.transaction():
-                # Held to the end of the transaction: CREATE TABLE IF NOT EXISTS alone fails when
-                # two run at once.
+                # Held to the end of the transaction: without the lock, CREATE TABLE IF NOT EXISTS
+                # fails if two run at the same time.
                 await self._connection.execute(_LOCK)
                 await self._make()
             async with self._connection.transaction():

@@ -47,7 +47,7 @@ class Search:
     context: str | None = None
     id: str | None = None
     position: int | None = None
-    # Only what lies before this place.
+    # Only rows before this position.
     below: TrailPosition | None = None
     limit: int = 50
     oldest_first: bool = False

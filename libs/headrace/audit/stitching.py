@@ -89,8 +89,8 @@ class Stitcher:
     # The context in force, as text and as COPY writes it.
     _context: str | None = None
     _encoded: bytes = EMPTY
-    # Where in the transaction its first context came, None before that; whether a different one
-    # followed.
+    # The offset in the transaction of its first context, None before that; whether a different
+    # one followed.
     _first_at: int | None = None
     _several: bool = False
     # Rows of the current transaction, not moved into a batch yet.
@@ -121,7 +121,7 @@ class Stitcher:
 
     @property
     def ready(self) -> Batch | None:
-        """What `cut` would give out now."""
+        """The batch that `cut` would return now."""
         if self._whole.position is not None:
             return self._whole
         return None

@@ -24,7 +24,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # Its digits before the point, and behind it.
 _NUMERIC_MOST = 131_000
 _NUMERIC_LEAST = -16_000
-# What bemi-sqlalchemy's comments end with, behind the context's own fields.
+# The end of bemi-sqlalchemy's comments, after the context's own fields.
 _STATEMENT = ', "SQL":'
 _NESTED_MAX = 20
 TEXT_KEY = "_text"

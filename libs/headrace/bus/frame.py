@@ -5,7 +5,7 @@
     DATA     entries: lsn u64 | length u32 | pgoutput message; length 0: all before this LSN was
              sent (a keepalive)
     PART     lsn u64 | offset u64 | total u64 | bytes: a message larger than a frame, in order,
-             alone in its frames
+             in frames without other entries
     PING     nothing; its seq is the last one sent
     HELLO    nothing: a wal-reader asks who is there
     FLUSH    nothing; like PING, and asks to confirm now what can be confirmed: the wal-reader is
@@ -56,7 +56,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an epoch is: its confirmers, the server that is read, and the LSN it starts from."""
+    """The start of an epoch: its confirmers, the server that is read, and its first LSN."""
 
     sessions: dict[str, str]
     slot: str

@@ -120,8 +120,8 @@ class FrameReceiver:
         # A repeated OPEN must not reset the sequence: that would accept its frames twice.
         if head.epoch == self.epoch:
             return _NOTHING
-        # This epoch was opened for a predecessor with the same name, or without us. What we confirm
-        # in it would be ignored, and its credit would run out.
+        # This epoch was opened for a predecessor with the same name, or without us. Our
+        # confirmations in it would be ignored, and its credit would run out.
         if opening.sessions.get(self._confirmer) != self._session:
             return Received(reply=self.join())
         assert head.epoch > self.epoch, "an epoch only grows"

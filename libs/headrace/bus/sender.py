@@ -34,7 +34,7 @@ TICK_S_MAX = 1.0
 
 
 class Action(Enum):
-    """What a control message asks of the driver."""
+    """The action that a control message requires."""
 
     NONE = "none"
     OPEN = "open"
@@ -61,7 +61,7 @@ class _Hold:
 
     slot_s: float = 0.0
     credit_s: float = 0.0
-    # What it had confirmed when it was dropped.
+    # The LSN that it had confirmed when it was dropped.
     left_lsn: int = 0
 
 
@@ -84,9 +84,9 @@ class FrameSender:
         self._awaited = set(required | optional)
         self._holds = {name: _Hold() for name in optional}
         self._ticked_at = 0.0
-        # What was confirmed in this epoch while an optional confirmer wasn't awaited. PostgreSQL
-        # may have removed that WAL, so the confirmed LSN must not fall behind it when the confirmer
-        # is awaited again.
+        # The LSN that was confirmed in this epoch while an optional confirmer wasn't awaited.
+        # PostgreSQL may have removed that WAL, so the confirmed LSN must not fall behind it when
+        # the confirmer is awaited again.
         self._floor_lsn = 0
         # The confirmed LSN with which the epoch began. A confirmer that reports no more than this
         # has confirmed nothing of the epoch, even if its own store already contains it.
@@ -123,7 +123,7 @@ class FrameSender:
 
     @property
     def confirmed_lsn(self) -> int:
-        """What every awaited confirmer has made durable in this epoch; 0 while that is unknown."""
+        """The LSN that every awaited confirmer has reached in this epoch; 0 while it is unknown."""
         if not self.open:
             return 0
         return max(
@@ -389,7 +389,7 @@ class FrameSender:
         self._release()
 
     def _has_caught_up(self, name: str, known: _Confirmer) -> bool:
-        # Both are needed: frames alone may be consumed into memory, and an LSN alone may be far
+        # Both are needed: consumed frames may only be in memory, and a confirmed LSN may be far
         # behind.
         consumed = known.consumed_seq >= min(
             self._confirmers[other].consumed_seq for other in self._required

@@ -1,6 +1,6 @@
 """Follows one run of epochs: frames in, changes into a sink, LSNs confirmed.
 
-Lives from one reading of the store's durable end to the next doubt: whatever the sink raises ends
+Lives from one reading of the store's durable end to the next doubt: an error of the sink ends
 it, asks the wal-reader for a new epoch, and the service creates both again. Within it, new epochs
 of the wal-reader are simply replays. Promises: an LSN is confirmed only after the sink reported it
 durable, and in the epoch in which it did; entries reach the sink in order and without a hole.

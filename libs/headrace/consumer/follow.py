@@ -61,8 +61,8 @@ class Subscription:
     durable: str | None = None
     # Where a consumer without a watermark starts.
     start: Start = Start.ALL
-    # Where a consumer that has seen nothing starts, instead of `start`. If this message or a later
-    # one was discarded, that is a gap.
+    # The stream sequence at which a consumer that has seen nothing starts, instead of `start`. If
+    # this message or a later one was discarded, that is a gap.
     start_seq: int | None = None
     # Contains the dictionaries of compressed events: the suite's HEADRACE_STATE_BUCKET.
     state_bucket: str = STATE_BUCKET
@@ -83,7 +83,7 @@ class Consumer:
     _pull: Pull
     _marks: dict[str, Watermark]
     # Every message of the stream up to this sequence is done or irrelevant; the same for messages
-    # read, None if it started with the first available message and none has arrived.
+    # read, None if it started with the first available message and no message has arrived.
     _seen_seq: int
     _read_seq: int | None
     # Messages that have arrived and are not decoded; events of decoded ones that are not returned.
@@ -270,8 +270,8 @@ class Consumer:
         one.
 
         In a stream that was recreated, or continued from an older copy, the same sequence may
-        contain an event that was never applied. By its number alone it would be skipped, along with
-        earlier ones.
+        contain an event that was never applied. Judged by its number, it would be skipped, along
+        with earlier ones.
         """
         stream_seq, subject, payload, _ = message
         with contextlib.suppress(DecodeError, DictionaryMissingError):

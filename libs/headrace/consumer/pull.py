@@ -200,7 +200,7 @@ class Pull:
             if not self.in_doubt:
                 await self._ask()
         except BaseException:
-            # A caller that was told of a failure must see it again at its next call.
+            # A caller that saw a failure must see it again at its next call.
             held.extendleft(reversed(found))
             self._room.hold(len(found), size)
             raise
@@ -443,8 +443,8 @@ class Pull:
 
     def _take(self, subject: bytes, reply: bytes, payload: bytes, header: bytes) -> None:
         stream_seq, number, stored = place(reply)
-        # The consumer numbers its deliveries without gaps, whatever its filters, so a jump is a
-        # lost message.
+        # The consumer numbers its deliveries without gaps, even with filters, so a jump is a lost
+        # message.
         if number != self._given + 1:
             self._suspect(f"message {number} of the consumer arrived, expected {self._given + 1}")
             return

@@ -20,7 +20,7 @@ from headrace.consumer.follow import FETCH_WAIT_S, Consumer
 from headrace.contract.events import GAP
 from headrace.errors import HeadraceError
 
-# What bounds the memory: no transaction is larger in one piece.
+# Bounds the memory: no transaction is larger in one piece.
 EVENTS_MAX = 100_000
 
 
@@ -87,7 +87,7 @@ class Transactions:
                 return self._take(ends=True)
             if self._open and event.operation == GAP:
                 # It is unknown whether the lost changes belong to it. The gap itself is returned
-                # next, by itself.
+                # next, separately.
                 return self._take(ends=False)
             if len(self._open) >= self.events_max:
                 # Only now: a transaction whose end is filtered out is complete when nothing more

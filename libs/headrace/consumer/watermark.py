@@ -32,7 +32,7 @@ class Watermark:
 
 
 class WatermarkStore(Protocol):
-    """Where a consumer stores its watermarks: two methods, so that any database can implement it.
+    """Stores the watermarks of a consumer: two methods, so that any database can implement it.
 
     For exactly-once processing, store the watermark in the transaction that stores the data.
     """

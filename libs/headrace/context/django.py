@@ -4,8 +4,7 @@
     HEADRACE_CONTEXT = "myapp.audit.context"     # a function of the request that returns a dict
 
 Without HEADRACE_CONTEXT, the context is the user's ID, the method and the path. Outside requests,
-use `with telling(): ...`. A change that is made in autocommit is put into a transaction with its
-context.
+use `with telling(): ...`. A change in autocommit is put into a transaction with its context.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _TOLD = "headrace_told"
 
 
 def tell_from(engine: Engine | AsyncEngine) -> None:
-    """Pass on the context of every change that is made through this engine."""
+    """Pass on the context of all changes through this engine."""
     target = getattr(engine, "sync_engine", engine)
     event.listen(target, "before_cursor_execute", _before)
     # A message that was rolled back, also to a savepoint, was never sent.

@@ -200,7 +200,7 @@ def decode(data: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> Any:
 
 
 def _decompressed(data: bytes, bytes_max: int) -> bytes:
-    # A frame may declare its size, which would then be allocated, whatever the limit.
+    # A frame may declare its size, which would then be allocated even above the limit.
     if zstandard.frame_content_size(data) > bytes_max:
         raise ValueError(f"more than {bytes_max} bytes after decompression")
     return dictionaries.decompressor(data).decompress(data, max_output_size=bytes_max)

@@ -226,8 +226,8 @@ def with_keys_of(shape: TableShape, known: TableShape) -> TableShape:
 
 
 def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
-    """What changed, and whether a mirror must bootstrap the table because no row event can express
-    it.
+    """The differences, and whether a mirror must bootstrap the table because no row event can
+    express them.
     """
     changes: list[Change] = []
     resync = False

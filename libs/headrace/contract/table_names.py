@@ -1,4 +1,4 @@
-"""How settings and commands name tables, columns and patterns of them. Pure.
+"""Names of tables and columns, and patterns of them, in settings and commands. Pure.
 
 `users` is a table of `public`, `app.users` one of `app`. A name in double quotes stands for itself,
 including dots, commas and asterisks; a quote within is doubled: `"my.schema".users`,

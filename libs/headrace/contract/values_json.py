@@ -65,7 +65,7 @@ def embedded_json(value: bytes) -> object:
 
 
 def native_documents(values: Sequence[bytes | None]) -> list[object] | None:
-    """`native_json` of each (None is NULL) at a third of the cost; None if one of them needs a
+    """`native_json` of each (NULL as None) at a third of the cost; None if one of them needs a
     closer look.
     """
     # A document that is nested too deeply has a bracket on both sides for each level.

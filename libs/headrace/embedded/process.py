@@ -169,7 +169,7 @@ class ServerProcess:
 
     @property
     def ending(self) -> str:
-        """How it ended; empty while it runs, and of one that was never started or was stopped."""
+        """The way it ended; empty while it runs, if it was never started, or if it was stopped."""
         if self._process is None:
             status = None
         else:

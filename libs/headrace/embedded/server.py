@@ -71,7 +71,7 @@ class EmbeddedServer(ABC):
 
     @property
     def ending(self) -> str:
-        """How the server ended: "killed by SIGKILL", "status 1"; empty if it didn't."""
+        """The way the server ended: "killed by SIGKILL", "status 1"; empty if it didn't."""
         return self._process.ending
 
     @property
@@ -96,7 +96,7 @@ class EmbeddedServer(ABC):
                     return
 
     def stop_blocking(self, mode: StopMode = "fast") -> None:
-        """Stop in order ("fast") or abruptly ("immediate"); kill whatever doesn't end in time."""
+        """Stop in order ("fast") or abruptly ("immediate"); kill it if it doesn't end in time."""
         with self._verb:
             self._process.stop(self.stop_steps[mode])
 
@@ -116,7 +116,7 @@ class EmbeddedServer(ABC):
         await self._in_thread(self.start_blocking)
 
     async def stop(self, mode: StopMode = "fast") -> None:
-        """Stop in order ("fast") or abruptly ("immediate"); kill whatever doesn't end in time."""
+        """Stop in order ("fast") or abruptly ("immediate"); kill it if it doesn't end in time."""
         await self._in_thread(lambda: self.stop_blocking(mode))
 
     async def kill(self) -> None:

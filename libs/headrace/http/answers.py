@@ -10,5 +10,5 @@ from aiohttp import web
 def refusal(
     status: int, error: str, remedy: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """What was wrong with a request, and what to do about it."""
+    """A response that states what was wrong with a request, and what to do about it."""
     return web.json_response({"error": error, "remedy": remedy}, status=status, headers=headers)

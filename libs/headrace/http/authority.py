@@ -1,4 +1,4 @@
-"""Who may use an HTTP endpoint: this machine, or clients that send the bearer token. Pure."""
+"""Authorization of HTTP requests: this machine, or clients with the bearer token. Pure."""
 
 from __future__ import annotations
 

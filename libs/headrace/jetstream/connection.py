@@ -175,7 +175,7 @@ class _Client(Client):
         if self._transport or s.uri.scheme in ("ws", "wss"):
             await super()._connect_to_server(s)
             return
-        # What nats-py's own method does, except for the transport.
+        # The same as nats-py's own method, except for the transport.
         s.last_attempt = time.monotonic()
         transport = _Transport()
         await transport.connect(

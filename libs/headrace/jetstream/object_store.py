@@ -15,7 +15,7 @@ from headrace.jetstream.errors import MissingObjectError
 
 log = logs.logger("large")
 
-# What the protocol may add to a piece in a message.
+# The bytes that the protocol may add to a piece in a message.
 _OVERHEAD_BYTES = 1024
 # nats-py's own time-out; each piece waits for its acknowledgement, which takes long behind a full
 # pipe.

@@ -39,7 +39,8 @@ _NO_ROOM = frozenset({10002, 10005, 10023, 10047})
 _REFUSED = "permissions violation"
 _PAUSE_S = 0.1
 _PAUSE_S_MAX = 5.0
-# No answer may be a server that starts, or rights that are missing: it is asked again so often.
+# The number of attempts: a server that doesn't answer may be starting, or permissions may be
+# missing.
 SILENT_MAX = 3
 
 

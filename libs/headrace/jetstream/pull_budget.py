@@ -156,5 +156,5 @@ class Room:
     def _less(self, messages: int, size: int) -> None:
         # A request's end and its last messages may be counted in either order.
         self.asked = max(0, self.asked - messages)
-        # Bytes are promised with messages: where none is to come, neither are they.
+        # Bytes are promised with messages: without outstanding messages, no bytes are outstanding.
         self.asked_bytes = max(0, self.asked_bytes - size) if self.asked else 0

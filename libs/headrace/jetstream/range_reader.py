@@ -136,15 +136,15 @@ class Stretch:
         found: list[Found] = []
         for _, reply, header, payload in self._came:
             seq, number, _ = place(reply)
-            # What comes after this is left for the next range.
+            # Later messages are left for the next range.
             if seq > last_seq:
                 self.at = last_seq
                 break
-            # The consumer counts its messages, whatever their sequence: removed ones leave a jump
-            # in the sequences, but none in this count. A jump here is a loss.
+            # The consumer counts its messages separately from the sequence: removed ones leave a
+            # jump in the sequences, but none in this count. A jump here is a loss.
             self._given += 1
             if number != self._given:
-                # What the server sent into a lost connection is not sent again.
+                # The server does not repeat messages that it sent into a lost connection.
                 raise StretchError(f"stream {self.stream} could not be read beyond {self.at}")
             found.append((seq, header, payload))
             self.at = seq

@@ -1,8 +1,8 @@
 """Small durable state in the suite's KV bucket: values written by compare-and-set, and leases.
 
 Promises: a write that lost its compare-and-set raises `LostRaceError` and changed nothing. A lease
-has one holder at a time, as far as clocks can ensure it; whatever must hold even for a holder that
-slept is fenced at the stream itself (docs/adr/0005).
+has one holder at a time, as far as clocks can ensure it; anything that must hold even for a holder
+that slept is fenced at the stream itself (docs/adr/0005).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How Prometheus sees metrics: named `headrace_*`, with the labels `service` and `source`."""
+"""Metrics in Prometheus's form: named `headrace_*`, with the labels `service` and `source`."""
 
 from __future__ import annotations
 

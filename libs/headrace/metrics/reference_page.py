@@ -17,8 +17,8 @@ _INTRODUCTION = """\
 # Metrics
 
 Every service serves its own metrics at `/metrics` on its HTTP port, in Prometheus's text format.
-Telemetry's `/metrics` (port 9090) contains those of the whole suite, so scraping telemetry alone is
-enough. If you scrape every service as well, each metric appears twice: then select by `job` or
+Telemetry's `/metrics` (port 9090) contains those of the whole suite, so it is enough to scrape
+telemetry. If you scrape every service as well, each metric appears twice: then select by `job` or
 `instance`. Mirrors and verifiers don't report to telemetry: scrape them separately (`--http`).
 
 Every metric has two labels in addition to those below:

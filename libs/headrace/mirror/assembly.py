@@ -32,7 +32,7 @@ class Assembly:
         return min(firsts, default=None)
 
     def precede(self, event: Event) -> None:
-        """What an event says about earlier ones, whether it is taken or not."""
+        """Note what an event implies about earlier ones, whether it is taken or not."""
         if event.lane != event.source or event.operation == GAP:
             # Arrays of different tables have no order among each other; a gap may cut off an open
             # transaction, or be inside it.
@@ -42,7 +42,7 @@ class Assembly:
         self._end(event.source, event.position.lsn)
 
     def follow(self, event: Event) -> None:
-        """What an event says about its own transaction, whether it is taken or not."""
+        """Note what an event implies about its own transaction, whether it is taken or not."""
         # The publisher states in an array before which LSN everything is in the stream: it knows,
         # because it flushes all tables together (docs/adr/0020).
         if event.complete:

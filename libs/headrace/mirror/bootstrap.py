@@ -61,7 +61,7 @@ CATCH_UP_EVENTS = 1000
 PEEK_S = 0.2
 PAUSE_S = 0.5
 PAUSE_S_MAX = 15.0
-# What the stream has and its reader never gives out would be waited for without end.
+# Otherwise, a message that the reader never returns would be awaited without end.
 STUCK_S = 60.0
 
 
@@ -168,7 +168,7 @@ class Bootstrap:
             await self._book.commit()
 
     async def _park(self, error: TargetError) -> None:
-        """The target can't store this table; the others continue. If none is left, the target
+        """The target can't store this table; the others continue. If there are none, the target
         itself is unusable.
         """
         async with self._book.lock:
@@ -407,7 +407,7 @@ class Bootstrap:
         return True
 
     async def _nothing_left(self, run: BootstrapRun) -> bool:
-        """Asked of the stream itself: what a consumer was not given yet may still be on its way."""
+        """Ask the stream, because messages to the consumer may still be on their way."""
         after = max(mark.stream_seq for mark in run.marks.values())
         for subject in (self._own_subjects, GAP_SUBJECT):
             with contextlib.suppress(NotFoundError):

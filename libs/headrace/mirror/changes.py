@@ -1,4 +1,4 @@
-"""Turns events into a mirror's steps, and updates the states of its tables. No I/O of its own.
+"""Turns events into a mirror's steps, and updates the states of its tables. Does no I/O.
 
 Promises: an event before a table's snapshot changes nothing. If events can't keep a table in sync,
 that table is bootstrapped again, and no other. If readers see this table, nothing of its
@@ -195,8 +195,8 @@ class Changes:
             if state.run is not None:
                 reached = state.run.lsn
                 source = state.run.source
-            # Where LSNs mean something else, only what was wanted because of the gap is known to be
-            # copied after it.
+            # After LSNs got another meaning, only tables that are wanted because of the gap are
+            # known to be copied after it.
             if diverged:
                 is_older = event.stream_seq > state.diverged_seq
             else:
@@ -209,7 +209,7 @@ class Changes:
 
 
 def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], BootstrapRun] | Resync:
-    """What an event does to a table that readers don't see yet."""
+    """The steps of an event for a table that readers don't see yet."""
     table = run.staged
     if event.operation == GAP:
         if _cuts_off(event, run):
@@ -230,7 +230,7 @@ def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], Bootstrap
         if isinstance(step, Resync):
             return step
         return ([step], run)
-    # What goes is forgotten by the follower, in its place.
+    # The follower forgets a dropped table when it reaches this event.
     if gone(event.payload) is None:
         change = reshaped(table, event.payload)
     else:

@@ -75,7 +75,7 @@ _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class ValueKind(StrEnum):
-    """What a value is, in any database."""
+    """The kind of a value, in any database."""
 
     BOOL = "bool"
     INTEGER = "integer"

@@ -100,7 +100,7 @@ class Follower:
         )
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Follow until told to stop."""
+        """Follow until the event is set."""
         while not stopping.is_set():
             # Readers see a table whose copy is not loaded yet: applying events would show a state
             # that the source never had (docs/adr/0020).
@@ -135,7 +135,7 @@ class Follower:
         readers are.
         """
         # The rollback needs the lock, even if nothing was written: a bootstrap may be in the middle
-        # of its own transaction of the same target.
+        # of another transaction of the same target.
         if not self._session.writing:
             await self._book.lock.acquire()
         try:
@@ -186,7 +186,7 @@ class Follower:
             await self._flush(consumer)
 
     async def _marks(self) -> MemoryWatermarks:
-        """Where the consumer begins, and what it can tell by that the stream is what was read."""
+        """The start of the consumer, which also shows that the stream is the one that was read."""
         marks = MemoryWatermarks()
         seen_seq = self._book.seen_seq
         for lane, mark in self._book.lanes.items():
@@ -309,8 +309,8 @@ class Follower:
             await self._spill()
 
     async def _tear(self, gap: Event) -> None:
-        """What is open of a source when a gap comes never ends: the tables that it concerns are
-        copied again.
+        """Copy the tables of a transaction again that is open when a gap comes, because it never
+        ends.
         """
         # The source's LSNs have another meaning after it, so none of its open transactions
         # continues.
@@ -319,8 +319,8 @@ class Follower:
         else:
             lsn = parse_lsn(str(gap.payload["up_to"]))
         self._session.assembly.tear(gap.source, lsn)
-        # What is in the target's open transaction already can't be taken back separately:
-        # everything since the last commit is rolled back.
+        # Changes in the target's open transaction can't be undone separately: everything since the
+        # last commit is rolled back.
         spilled = self._session.spilled.get(gap.source)
         if spilled is not None and (lsn is None or spilled < lsn):
             self._torn.add((gap.source, spilled))

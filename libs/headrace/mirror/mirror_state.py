@@ -298,7 +298,7 @@ class Book:
         return SwapTables(run.staged, replaces=state.live is not None)
 
     async def park(self, token: str, error: TargetError) -> None:
-        """The target can't store this table; the others continue. If none is left, the target
+        """The target can't store this table; the others continue. If there are none, the target
         itself is unusable.
         """
         others = [state for name, state in self.tables.items() if name != token]

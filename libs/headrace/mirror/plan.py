@@ -101,9 +101,7 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> AlterTable | Resync | 
 
 
 def _is_newly_known(before: Column, after: Column | None) -> bool:
-    """Whether text in the contract's form would have to become another type, or the other way
-    round.
-    """
+    """Whether text in the contract's form would have to become another type, or the reverse."""
     if after is not None:
         kinds = {kind_of(before.data_type), kind_of(after.data_type)}
     else:

@@ -58,7 +58,7 @@ class PostgresTarget:
         self._has_opened = False
 
     async def load(self) -> dict[str, str]:
-        # Whatever the old connection had not committed is rolled back with it.
+        # Closing the old connection rolls back its uncommitted changes.
         await self.close()
         async with _explained():
             connection = await _connect(self._url, "headrace mirror")

@@ -1,4 +1,4 @@
-"""What a mirror knows about a table: its shape in the target, and its progress.
+"""A table of a mirror: its shape in the target, and its progress.
 
 A table's state is stored in the target as JSON, in the same transaction as its rows.
 """

@@ -204,7 +204,7 @@ def finds_one(
 
 
 class Target(Protocol):
-    """What a mirror needs from the database that it writes: three methods, called one at a time.
+    """The database that a mirror writes to: three methods, called one at a time.
 
     A target that can't be reached raises `TargetAwayError`, and the mirror tries again. Any other
     `TargetError` concerns the table of the step.

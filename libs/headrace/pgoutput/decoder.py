@@ -4,7 +4,7 @@ Stateless and pure. Promises that for any bytes, the result is either the messag
 the last byte, or a `DecodeError`: never another exception, never a row built from bytes that don't
 exist. It doesn't look inside values.
 
-How the hot path stays within bounds without a test per value: sizes are read as unsigned, so the
+The hot path stays within bounds without a test per value: sizes are read as unsigned, so the
 offset only grows; a slice beyond the end is short, which leaves the offset past the end, where the
 next read raises `IndexError` or `struct.error`; and `decode` compares the last offset with the
 length.

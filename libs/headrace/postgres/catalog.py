@@ -227,7 +227,7 @@ class PublicationReading:
     tables: tuple[TableReading, ...]
     existing: frozenset[int]
     snapshot: CatalogSnapshot
-    # Of columns whose value in older rows is told.
+    # The types of columns whose value in older rows is reported.
     types: dict[int, TypeInfo]
     # The content of the publication, and the version of its definition.
     publication: str

@@ -45,7 +45,7 @@ class ColumnFacts:
 
 @dataclass(frozen=True, slots=True)
 class TableFacts:
-    """What the catalog adds to a relation of the stream."""
+    """Facts from the catalog that a relation message lacks."""
 
     primary_key: tuple[str, ...] = ()
     # Defined by a transaction later than the current change, which may have had another key.

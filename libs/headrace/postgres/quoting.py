@@ -20,5 +20,5 @@ def quote_literal(text: str) -> str:
 
 
 def escape_literal(text: str) -> str:
-    """The same value whatever `standard_conforming_strings` says."""
+    """A literal with the same value under any `standard_conforming_strings`."""
     return "E" + quote_literal(text.replace("\\", "\\\\"))

@@ -1,8 +1,8 @@
 """Catalog facts of a relation in the stream: its key, and types that are not built in.
 
 Waits for PostgreSQL as long as it takes: without the facts a change can't be written, and the
-frames wait on the bus. Only a stop ends the wait, with an error: a caller can't go on without the
-facts. Never reads a catalog older than the current change, provided that PostgreSQL shows the
+frames wait on the bus. Only a stop ends the wait, with an error: a caller can't continue without
+the facts. Never reads a catalog older than the current change, provided that PostgreSQL shows the
 change's transaction within `VISIBLE_TIMEOUT_S`.
 """
 

@@ -1,4 +1,4 @@
-"""What may go wrong with a replication connection, and what PostgreSQL's refusals mean."""
+"""Errors of a replication connection, and the meaning of PostgreSQL's refusals."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ EXIT_LATE = 75
 
 @dataclass(slots=True)
 class Scope:
-    """What a running service shares with its parts."""
+    """The state that a running service shares with its parts."""
 
     service: str
     process: ProcessSettings
@@ -117,7 +117,7 @@ def run(
         return uvloop.run(_supervised(service, process, main))
     except BaseExceptionGroup as group:
         return _report(service, list(leaves(group)), tell)
-    except Exception as error:  # noqa: BLE001  # the last place where it can be told
+    except Exception as error:  # noqa: BLE001  # the last place that can report it
         return _report(service, [error], tell)
 
 

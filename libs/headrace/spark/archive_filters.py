@@ -1,5 +1,4 @@
-"""What Spark filters by, as what of the archive has to be read: Spark 4.1's filters in, a
-`RowSelection` out. Pure.
+"""Turns the filters of Spark 4.1 into a `RowSelection` of the archive. Pure.
 
 Promises a selection that includes every row that the filters match. It may include more: Spark
 applies its filters as well.

@@ -62,8 +62,7 @@ SELECT c.oid::int8 AS relation_id, format('%I.%I', n.nspname, c.relname) AS rela
 FROM family f JOIN pg_class c ON c.oid = f.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' ORDER BY c.oid
 """
-# What COPY resolves or reads by the catalog of its own moment, whatever the snapshot is: names,
-# files, columns.
+# COPY resolves these by the current catalog instead of the snapshot's: names, files, columns.
 _DEFINITIONS = """
 SELECT c.oid, n.nspname, c.relname, c.relfilenode,
        (SELECT array_agg((a.attnum, a.attname, a.atttypid, a.atttypmod)::text ORDER BY a.attnum)

@@ -35,7 +35,7 @@ class NoSnapshotError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What readers need: the plan, and the application name to use."""
+    """A held snapshot for readers: the plan, and the application name to use."""
 
     packed_plan: bytes
     application: str

@@ -33,7 +33,7 @@ class PauseRefusedError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Whether a suite is paused, by whom, since when and why."""
+    """The pause of a suite: whether it is paused, since when, why, and on whose request."""
 
     paused: bool = False
     by: str = ""

@@ -1,8 +1,8 @@
 """A second audit, in plain SQL, that the audit trail is held against: triggers that write what
 happened to each row.
 
-Its table lies in a schema of its own, outside the publication. Promises the same facts as the trail
-has, in the order in which they happened: operation, table, key, row before and after, transaction.
+Its table is in a separate schema, outside the publication. Promises the same facts as the trail, in
+the order in which they happened: operation, table, key, row before and after, transaction.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class AuditOracle:
         return _facts(await self._database.fetch(f"SELECT {facts} FROM oracle.changes ORDER BY n"))  # noqa: S608  # constants
 
     async def trail(self) -> list[Fact]:
-        """What the audit wrote, in the order of its positions."""
+        """The rows of the trail, in the order of their positions."""
         facts = _FACTS.format(key="primary_key", xid="transaction_id")
         return _facts(
             await self._destination.fetch(
@@ -85,7 +85,7 @@ class AuditOracle:
         )
 
     async def _rows(self) -> int:
-        """How many rows the trail has; it may not have begun."""
+        """The number of rows in the trail; 0 if it doesn't exist yet."""
         if await self._destination.fetchval("SELECT to_regclass($1)", self._table) is None:
             return 0
         return int(await self._destination.fetchval(f"SELECT count(*) FROM {self._table}"))  # noqa: S608  # a constant

@@ -1,7 +1,7 @@
-"""A headless Chromium on one page, for tests of what people see.
+"""A headless Chromium on one page, for tests of the pages that people see.
 
-Speaks Chromium's own DevTools protocol, and of it only what reads a page. The process and its
-children end with the block; everything it writes is in the profile's folder.
+Uses the part of Chromium's DevTools protocol that reads a page. The process and its children end
+with the block, and write only to the profile's folder.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Browser:
         return answer["result"].get("value")
 
     async def looks_like(self, width: int, height: int, *, dark: bool = False) -> None:
-        """Show the page in a window of this size, as on a phone where it is narrow."""
+        """Show the page in a window of this size; a narrow one is a phone's."""
         narrow = width < _PHONE_WIDTH_MAX
         await self._ask(
             "Emulation.setDeviceMetricsOverride",
@@ -57,7 +57,7 @@ class Browser:
         await self._ask("Emulation.setEmulatedMedia", features=[scheme])
 
     async def screenshot(self) -> bytes:
-        """What is seen, the page's whole length, as a PNG."""
+        """The whole length of the page as a PNG."""
         answer = await self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         return base64.b64decode(answer["data"])
 
@@ -101,13 +101,13 @@ async def browser(profile: Path, url: str) -> AsyncIterator[Browser]:
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--no-first-run",
-        # It calls nobody but the page under test.
+        # It connects only to the page under test.
         "--disable-background-networking",
         "--disable-component-update",
         "--disable-sync",
         "--remote-debugging-port=0",
     ]
-    # Chromium's sandbox refuses to start for root, as whom containers run tests.
+    # Chromium's sandbox refuses to start for root, and containers run tests as root.
     options += ["--no-sandbox"] if os.geteuid() == 0 else []
     process = await asyncio.create_subprocess_exec(
         path,

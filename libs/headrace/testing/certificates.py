@@ -1,5 +1,5 @@
-"""Certificates of a test's own: an authority, and what it signed. For tests alone: keys are small
-and unencrypted.
+"""Certificates for a test: an authority, and certificates that it signs. Keys are small and
+unencrypted, so they are only for tests.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Authority:
         hosts: tuple[str, ...] = ("localhost",),
         addresses: bool = True,
     ) -> Pair:
-        """A server's certificate for these host names, and 127.0.0.1 unless told otherwise."""
+        """A server's certificate for these host names, and by default for 127.0.0.1."""
         names: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
         if addresses:
             names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))

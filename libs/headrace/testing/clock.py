@@ -1,10 +1,9 @@
-"""Another process's wall clock, moved: the process alone believes it, and its monotonic clock stays
-as it is.
+"""Moves the wall clock of another process; no other process and no monotonic clock is affected.
 
 Works on any program, Go's too, which no preloaded library reaches: a program asks for the time in
 the vDSO, code that the kernel maps into each process, and that code is replaced in the process.
-Only Linux on x86-64, and only processes that this user may trace. A process that is started anew
-has the machine's clock again.
+Only Linux on x86-64, and only processes that this user may trace. A process that is started again
+has the machine's clock.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def can_move_clocks() -> bool:
     command = [sys.executable, "-I", "-S", "-c", "print(flush=True); input()"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        # Before it has begun its program, it has another's memory, or none that stays.
+        # Before it runs its program, its memory is another program's.
         assert child.stdout is not None
         child.stdout.readline()
         move_clock(child.pid, 0)

@@ -1,4 +1,4 @@
-"""Three nats-servers with JetStream as one cluster, and who leads a stream in it."""
+"""Three nats-servers with JetStream as one cluster, and the leaders of its streams."""
 
 from __future__ import annotations
 

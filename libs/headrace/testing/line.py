@@ -1,5 +1,5 @@
-"""A running line, PostgreSQL to JetStream, that many tests share: started once, each test with
-tables of its own.
+"""A running line, PostgreSQL to JetStream, that many tests share: started once, each test uses
+other tables.
 
 Promises that `take` gives every message of the stream since the last `take`, and nothing of what is
 written later: a marker row is committed, and read up to.
@@ -64,7 +64,7 @@ def only(messages: Iterable[Delivered], *operations: str) -> list[Delivered]:
 
 
 def brief(messages: Iterable[Delivered]) -> list[tuple[str, dict[str, Any]]]:
-    """What was done, with which `data`."""
+    """The operation and the `data` of each message."""
     return [(message.operation, message.row) for message in messages]
 
 

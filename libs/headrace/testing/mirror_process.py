@@ -63,7 +63,7 @@ class MirrorProcess:
             return await self._process.wait()
 
     async def ended(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """The exit code of one that is expected to end by itself."""
+        """The exit code of a mirror that ends without a signal."""
         assert self._process is not None
         async with asyncio.timeout(timeout_s):
             return await self._process.wait()

@@ -224,7 +224,7 @@ async def consumed(client: Client, stream_seq: int) -> None:
 
 
 async def phase(book: Book, name: str, wanted: Phase) -> None:
-    """Until a table is there."""
+    """Wait until a table is in this phase."""
     async with asyncio.timeout(PATIENCE_S):
         while name not in book.tables or book.tables[name].phase is not wanted:  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0.02)

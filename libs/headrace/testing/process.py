@@ -1,7 +1,6 @@
-"""The suite's own commands, run as a user runs them: as processes, with an environment and nothing
-else.
+"""The suite's commands, run as a user runs them: as processes with an environment.
 
-Promises that nothing outlives the test: a process left running is killed when its block ends.
+Promises that no process outlives the test: it is killed when its block ends.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ import aiohttp
 
 _START_TIMEOUT_S = 30.0
 _POLL_S = 0.02
-# What a developer's shell may hold must not decide a test.
+# Variables of a developer's shell must not affect a test.
 _FOREIGN = ("PG", "NATS_", "HEADRACE_", "POSTGRES_")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended, and what it said."""
+    """The exit code of a command, and its output."""
 
     code: int
     out: str
@@ -66,7 +65,7 @@ async def command(
 
 
 def rss_mib(pid: int) -> float:
-    """What a process holds of the machine's memory."""
+    """The resident memory of a process, in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -74,7 +73,7 @@ def rss_mib(pid: int) -> float:
 
 
 class ServiceProcess:
-    """A running service: its lines, its port, its end."""
+    """A running service: its output, its port, its end."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -108,18 +107,18 @@ class ServiceProcess:
         self._news.set()
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The log's events of this name."""
+        """The log events of this name so far."""
         return [event for event in self.logged if event["event"] == name]
 
     async def logs(
         self, name: str, *, count: int = 1, timeout_s: float = _START_TIMEOUT_S
     ) -> dict[str, Any]:
-        """The log event of this name that is the `count`th, waited for."""
+        """Wait for the `count`th log event of this name, and return it."""
         await self._until(lambda: len(self.events(name)) >= count, name, timeout_s)
         return self.events(name)[count - 1]
 
     async def says(self, start: str, timeout_s: float = _START_TIMEOUT_S) -> str:
-        """The first line on stdout that starts so, waited for."""
+        """Wait for a line on stdout that starts like this, and return it."""
         await self._until(
             lambda: any(line.startswith(start) for line in self.out), start, timeout_s
         )
@@ -137,16 +136,16 @@ class ServiceProcess:
             raise AssertionError(f"no {what} within {timeout_s} s: {self.logged}") from None
 
     async def url(self) -> str:
-        """Where its HTTP port is."""
+        """The address of its HTTP port."""
         return f"http://127.0.0.1:{(await self.logs('http_listening'))['port']}"
 
     async def get(self, path: str) -> tuple[int, str]:
-        """Status and body of a GET."""
+        """The status and body of a GET request."""
         async with aiohttp.ClientSession() as http, http.get(await self.url() + path) as answer:
             return answer.status, await answer.text()
 
     async def readiness(self, status: int, timeout_s: float = _START_TIMEOUT_S) -> dict[str, Any]:
-        """What `/readyz` says once it answers with this status."""
+        """Wait until `/readyz` answers with this status, and return its body."""
         async with asyncio.timeout(timeout_s):
             while True:
                 code, body = await self.get("/readyz")
@@ -155,20 +154,20 @@ class ServiceProcess:
                 await asyncio.sleep(_POLL_S)
 
     async def stop(self) -> int:
-        """Ask it to stop, and wait; its exit code."""
+        """Send SIGTERM, wait for its end, and return its exit code."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
         return await self.ended()
 
     async def ended(self, timeout_s: float = _START_TIMEOUT_S) -> int:
-        """Its exit code, and everything it said read."""
+        """Wait for its end, read all of its output, and return its exit code."""
         async with asyncio.timeout(timeout_s):
             code = await self._process.wait()
             await asyncio.gather(*self._readers)
         return code
 
     async def kill(self) -> None:
-        """End it as a crash would."""
+        """End it as a crash would, with SIGKILL."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -179,7 +178,7 @@ class ServiceProcess:
 async def service(
     environment: Mapping[str, str], name: str, *arguments: str
 ) -> AsyncIterator[ServiceProcess]:
-    """A service of the suite on a free port, killed when the block ends if it still runs."""
+    """Run a service of the suite on a free port, and kill it when the block ends."""
     process = await asyncio.create_subprocess_exec(
         _command(),
         name,

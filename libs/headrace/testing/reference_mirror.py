@@ -1,8 +1,8 @@
-"""A mirror written from the contract alone: applies the stream to an empty PostgreSQL database, for
+"""A mirror written only from the contract: applies the stream to an empty PostgreSQL database, for
 comparison.
 
-It knows nothing of the publisher but its messages. A table whose schema event says `resync` is
-copied again from the source, and what lies before that copy is skipped.
+It shares no code with the publisher. A table whose schema event says `resync` is copied again from
+the source, and events before that copy are skipped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Table:
 
 @dataclass(slots=True)
 class PostgresMirror:
-    """`source` is asked for copies only."""
+    """Applies events to a database; `source` only serves copies."""
 
     source: Any
     target: Any
@@ -100,8 +100,8 @@ class PostgresMirror:
         await self.target.execute(f"CREATE TABLE {table.sql} ({body})")
 
     async def _copy(self, key: tuple[str, str], payload: Mapping[str, Any]) -> None:
-        """Bootstrap again: the source's present shape and rows, and the place from which events
-        count again.
+        """Bootstrap again: copy the current shape and rows from the source, and the position from
+        which events count again.
         """
         self.copies += 1
         await self._drop(key)
@@ -158,7 +158,7 @@ class PostgresMirror:
         table.identity = list(payload["identity"])
 
     async def _add_filled(self, table: _Table, body: str, column: str, text: str) -> None:
-        """A column whose default is the value of the rows that are there, and of no later one."""
+        """Add a column whose value in existing rows is a default that later rows don't get."""
         value = "'" + text.replace("'", "''") + "'"
         await self.target.execute(f"ALTER TABLE {table.sql} {body} DEFAULT {value}")
         await self.target.execute(
@@ -212,7 +212,9 @@ class PostgresMirror:
     def _which(
         self, table: _Table, identity: Mapping[str, Any], start: int
     ) -> tuple[str, list[str | None]]:
-        """One row with these values: without a key, equal rows are interchangeable."""
+        """The condition for one row with these values: without a key, equal rows are
+        interchangeable.
+        """
         given = {
             name: value for name, value in identity.items() if name in (table.identity or identity)
         }
@@ -224,7 +226,7 @@ class PostgresMirror:
         return where, [as_text(value, table.columns[name]) for name, value in given.items()]
 
     async def differences(self, schema: str) -> list[str]:
-        """Every table of the source's schema against the mirror's, as sorted texts of rows."""
+        """Compare every table of the source's schema with the mirror's, as sorted texts of rows."""
         found = []
         tables = await self.source.fetch(
             "SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = "

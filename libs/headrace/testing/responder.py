@@ -1,7 +1,7 @@
-"""A snapshot-responder of the tests' own, and a consumer that asks it and checks what it reads.
+"""A snapshot-responder for tests, and a consumer that requests snapshots and checks them.
 
-Promises that a snapshot which `Consumer` hands out is whole: every chunk once, none after the last,
-one LSN, the rows that its meta message counts.
+Promises that a snapshot which `Consumer` returns is complete: every chunk once, no chunk after the
+last, one LSN, as many rows as its meta message counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ READY_TIMEOUT_S = 30.0
 
 @dataclass
 class Responder:
-    """A database, a NATS of its own and a responder, shared by many tests: a JVM starts slowly."""
+    """A database, a nats-server and a responder, shared by many tests: a JVM starts slowly."""
 
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
@@ -83,13 +83,13 @@ class Responder:
             self.process = subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log)
 
     def wait_until_ready(self) -> None:
-        """A request that comes between its streams and its subscription is kept, and gets no
-        answer.
+        """Wait until it answers: a request that arrives before its subscription is stored, and gets
+        no reply.
         """
         self.wait_until(b"event=ready")
 
     def wait_until(self, said: bytes) -> None:
-        """Wait for these words in the log, which all its processes share."""
+        """Wait for these words in the log of all its processes."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while said not in self.log.read_bytes():
             assert time.monotonic() < deadline, self.log.read_text()[-2000:]
@@ -141,12 +141,12 @@ class Snapshot:
 
 
 class SnapshotFailedError(Exception):
-    """The responder said that there is no snapshot; its body is the first argument."""
+    """The responder published an error; its body is the first argument."""
 
 
 @dataclass
 class Consumer:
-    """What a consumer does: asks, waits for the meta or error message, reads the chunks."""
+    """A consumer: requests a snapshot, waits for the meta or error message, reads the chunks."""
 
     responder: Responder
     client: Client
@@ -206,7 +206,7 @@ class Consumer:
         await self.sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {name} {suffix}")
 
     async def listen(self) -> None:
-        """Note every result from now on."""
+        """Record every result from now on."""
         await self.client.subscribe("init.meta.>", cb=self._note)
         await self.client.subscribe("init.error.>", cb=self._note)
         await self.client.flush()
@@ -217,7 +217,7 @@ class Consumer:
 
 @contextlib.asynccontextmanager
 async def connected_consumer(responder: Responder) -> AsyncIterator[Consumer]:
-    """A consumer that notes every result from now on."""
+    """A consumer that records every result from now on."""
     client = await nats.connect(responder.nats.url)
     sql = await asyncpg.connect(responder.dsn)
     made = Consumer(responder, client, sql)

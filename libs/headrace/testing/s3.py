@@ -1,8 +1,8 @@
-"""A real S3 API server for tests, with conditional puts: versitygw on a folder, which a test may
+"""A real S3 server for tests, with conditional puts: versitygw on a folder, which a test may
 kill.
 
-Found in `HEADRACE_S3_SERVER` or on the PATH, else built once by the Go toolchain into the user's
-cache (a minute or two). Without either there is none: `binary` says why.
+Found in `HEADRACE_S3_SERVER` or on the PATH, or else built once by the Go toolchain into the user's
+cache (a minute or two). If neither is possible, `binary` raises an error that says why.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class S3UnavailableError(HeadraceError):
 
 
 def binary() -> Path:
-    """The server's program; built if it must be and can be."""
+    """The path of the server's program, which is built if necessary."""
     named = os.environ.get("HEADRACE_S3_SERVER") or shutil.which("versitygw")
     if named:
         return Path(named)
@@ -67,7 +67,7 @@ def binary() -> Path:
 
 
 class S3Server:
-    """One server and its folder; what it stored stays through a kill."""
+    """One server and its folder; stored objects survive a kill."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -82,7 +82,7 @@ class S3Server:
         return f"s3://{BUCKET}/{prefix}"
 
     def environment(self) -> dict[str, str]:
-        """What a client of it is told by its environment."""
+        """The environment of a client of this server."""
         return {
             "AWS_ACCESS_KEY_ID": _ACCESS,
             "AWS_SECRET_ACCESS_KEY": _SECRET,
@@ -92,7 +92,7 @@ class S3Server:
         }
 
     def options(self) -> dict[str, str]:
-        """The same, as a store's options."""
+        """The options of a store on this server."""
         return {
             "access_key_id": _ACCESS,
             "secret_access_key": _SECRET,
@@ -130,7 +130,7 @@ class S3Server:
             return probe.connect_ex((LOOPBACK, self._port)) == 0
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, and wait for the end of the process."""
         if self._process is not None:
             self._process.kill()
             await self._process.wait()

@@ -1,4 +1,4 @@
-"""What a process under test says at its `/metrics`, found by the port in its log."""
+"""The metrics of a process under test, from the port in its log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SERIES = re.compile(r"^(headrace_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 async def figures(log: str) -> dict[str, float]:
-    """Its figures by name; of one with labels, the sum of its series."""
+    """All figures by name; for a figure with labels, the sum of its series."""
     port = _PORT.findall(log)[-1]
     async with (
         aiohttp.ClientSession() as http,
@@ -30,7 +30,7 @@ async def figures(log: str) -> dict[str, float]:
 async def figures_when(
     log: str, condition: Callable[[dict[str, float]], bool], timeout_s: float = 60.0
 ) -> dict[str, float]:
-    """Wait until its figures are so."""
+    """Wait until the figures fulfil a condition, and return them."""
     found: dict[str, float] = {}
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,9 +1,8 @@
-"""Mirrors that follow tables from their first change on, without the snapshot that would need
+"""Mirrors that follow tables from their first change on, without a snapshot, which would need
 Spark.
 
-A target is given empty tables and an account of them at the stream's beginning, as a mirror has it
-whose bootstrap found no rows. Right only where the tables were empty when the suite's slot was
-made.
+A target gets empty tables and the state of a mirror whose bootstrap found no rows at the start of
+the stream. This is correct only if the tables were empty when the suite's slot was created.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class World:
     nats_url: str
 
     async def mirrors(self, folder: Path, *tables: str) -> dict[str, MirrorProcess]:
-        """One of each kind, which follows these tables (`users`, or `app.users`)."""
+        """Run one mirror of each kind, which follows these tables (`users`, or `app.users`)."""
         places = {"sqlite": f"sqlite:///{folder}/mirror.db", "postgresql": self.target.dsn}
         named = [
             tuple(table.split(".", 1)) if "." in table else ("public", table) for table in tables
@@ -71,7 +70,7 @@ class World:
 
 
 async def seed(to: str, source: Database, slot: str, tables: Sequence[tuple[str, ...]]) -> None:
-    """Have the target follow these tables, (schema, name), from the stream's beginning."""
+    """Let the target follow these tables, (schema, name), from the start of the stream."""
     async with opened(to) as target:
         book = Book(target)
         await book.open()
@@ -89,7 +88,7 @@ async def seed(to: str, source: Database, slot: str, tables: Sequence[tuple[str,
 
 
 async def shape_of(source: Database, schema: str, name: str) -> Table:
-    """The table, as its schema event describes it."""
+    """The table as its schema event describes it."""
     (row,) = await source.fetch(_SHAPE, schema, name)
     columns = tuple(Column(*column.split("\t", 1)) for column in row["columns"])
     whole = [column.name for column in columns]
@@ -105,7 +104,7 @@ async def world(
     services: Sequence[str] = LINE,
     settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[World]:
-    """A suite on its own database, whose tables `setup` makes."""
+    """A suite on a separate database, whose tables `setup` creates."""
     postgres, server = session_servers.shared_postgres(18), session_servers.new_nats()
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
@@ -133,7 +132,7 @@ async def world(
 
 @contextlib.asynccontextmanager
 async def running(*mirrors: MirrorProcess) -> AsyncIterator[None]:
-    """Mirrors until the end of the block, which they reach in order."""
+    """Run mirrors until the end of the block, where they stop in order."""
     for mirror in mirrors:
         await mirror.start()
     try:

@@ -1,7 +1,7 @@
-"""The servers of one test session, and the folder they live in.
+"""The servers of one test session, and their folder.
 
-It starts each shared server at its first use and stops all at the end of the session. When pytest
-itself is killed the servers die with it, and the next session removes the folder that was left.
+It starts each shared server at its first use, and stops all servers at the end of the session. If
+pytest is killed, the servers die with it, and the next session removes their folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FILE_STORE_BYTES_MAX = 1 << 40
 
 
 class SessionServers:
-    """Servers by what they are, started when first asked for, all ended by `close`."""
+    """The shared and separate servers of a session; `close` ends all of them."""
 
     def __init__(self) -> None:
         _remove_leftovers()
@@ -66,7 +66,7 @@ class SessionServers:
     def new_postgres(
         self, version: PostgresVersion, settings: Mapping[str, str] | None = None
     ) -> EmbeddedPostgres:
-        """Return another server with a folder of its own, not yet started."""
+        """Return another server with a separate folder, not yet started."""
         folder = self._new_folder(f"postgres{version}")
         server = EmbeddedPostgres(
             folder, version, settings={**POSTGRES_TEST_SETTINGS, **(settings or {})}
@@ -75,8 +75,8 @@ class SessionServers:
         return server
 
     def new_nats(self, **options: Any) -> EmbeddedNats:
-        """Return another nats-server with a folder of its own, not yet started; options as of
-        `EmbeddedNats`.
+        """Return another nats-server with a separate folder, not yet started; the options are those
+        of `EmbeddedNats`.
         """
         server = EmbeddedNats(self._new_folder("nats"), **_with_room(options))
         self._made.append(server)
@@ -110,10 +110,10 @@ def _with_room(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quickest_folder() -> Path:
-    """Return the memory's file system where it is roomy (a database is made ten times quicker
-    there), else the disk's.
+    """Return a folder in memory if it has space, because creating a database is ten times faster
+    there, or else one on disk.
 
-    A file there outlives a kill of every process, which is all that the tests ask of it.
+    A file there outlives a kill of every process, and the tests need nothing more.
     """
     try:
         roomy = shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES_MIN

@@ -1,4 +1,4 @@
-"""A Spark Connect server of a test's own, from the jars that pyspark brings."""
+"""A Spark Connect server for a test, from the jars in pyspark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 def connect_server(
     folder: Path, environment: Mapping[str, str], java_options: Sequence[str] = ()
 ) -> Iterator[str]:
-    """A server whose Python workers have this environment too; its URL."""
+    """Run a server whose Python workers have this environment too, and return its URL."""
     import pyspark  # noqa: PLC0415  # an extra
 
     home, port = Path(pyspark.__file__).parent, free_port()

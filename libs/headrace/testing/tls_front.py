@@ -1,9 +1,7 @@
-"""TLS in front of a PostgreSQL that was built without it, as a connection pooler or a tunnel gives
-it.
+"""TLS in front of a PostgreSQL that was built without it, as with a connection pooler or a tunnel.
 
-Speaks PostgreSQL's own beginning of TLS (SSLRequest, one byte of answer, the handshake), then
-passes bytes on. The embedded PostgreSQL has no OpenSSL in it; what a client checks about its
-server's certificate, and shows of its own, is the same.
+It negotiates TLS as PostgreSQL does (SSLRequest, one byte of reply, the handshake), then forwards
+bytes. The embedded PostgreSQL has no OpenSSL, but clients check and send the same certificates.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ _PLAIN_REFUSED = b"SFATAL\0C28000\0Mno pg_hba.conf entry for this host, no encry
 
 
 class TlsFront:
-    """Listens on its own port. Without a context it has no TLS; with `plain` it lets others in
-    without.
+    """Listens on a free port. Without a context it refuses TLS; with `plain` it also accepts
+    connections without TLS.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""`headrace up` as a newcomer runs it: a real process in a folder of its own, its output, and all
-that came of it.
+"""`headrace up` as a new user runs it: a process in a separate folder, its output, and its
+children.
 
-Promises that the command is gone when its block ends. What it started ends with it; `survivors`
-finds what does not.
+Promises that the command has ended when its block ends. Its children end with it; `survivors` finds
+any that don't.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STOP_TIMEOUT_S = 30.0
 
 
 class Up:
-    """One `headrace up`, its output, and all processes that came of it."""
+    """One `headrace up`, its output, and all processes that it started."""
 
     def __init__(
         self, folder: Path, *arguments: str, command: Sequence[str] = ("up",), **environment: str
@@ -64,7 +64,7 @@ class Up:
         await self._reader
 
     async def says(self, words: str, timeout_s: float = TABLE_TIMEOUT_S) -> re.Match[str]:
-        """Wait until the output has these words (a pattern)."""
+        """Wait until the output matches a pattern."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not (found := re.search(words, self.output)):
@@ -78,13 +78,13 @@ class Up:
         return found
 
     async def ends(self) -> int:
-        """Wait for its end, and for the end of its output; its exit status."""
+        """Wait for its end and the end of its output, and return its exit status."""
         async with asyncio.timeout(TABLE_TIMEOUT_S + STOP_TIMEOUT_S):
             await self._reader
             return await self.process.wait()
 
     def survivors(self) -> list[str]:
-        """Commands of processes that came of this run and still live."""
+        """The commands of processes that this run started and that still run."""
         return [
             shown
             for entry in Path("/proc").iterdir()
@@ -92,7 +92,7 @@ class Up:
         ]
 
     async def leaves_nothing(self, timeout_s: float = 10.0) -> None:
-        """Wait for processes that are being killed to be gone."""
+        """Wait until no process of this run is left."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.survivors():  # noqa: ASYNC110  # the end of a stranger's child gives no event

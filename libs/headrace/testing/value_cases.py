@@ -1,8 +1,8 @@
-"""The contract's table of values, with the edge values of every type and what a consumer must read.
+"""The contract's table of values, with edge values of every type and the values that a consumer
+must read.
 
-A value is given as PostgreSQL's literal. What a consumer reads is said outright where the contract
-has a form of its own, and left to the server (`TEXT`: what its output function prints) where the
-contract says PostgreSQL's text.
+A value is given as PostgreSQL's literal. The expected value is written out if the contract defines
+a form, and comes from the server's output function (`TEXT`) if the contract says PostgreSQL's text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 
 class Own(Enum):
-    """Forms that PostgreSQL itself says."""
+    """Forms that PostgreSQL returns."""
 
     TEXT = "text"
     EMBEDDED = "embedded"
@@ -34,7 +34,7 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A type, and literals with what is read for them; `setup` makes what the type needs."""
+    """A type, and literals with their expected values; `setup` creates what the type needs."""
 
     name: str
     type: str
@@ -311,8 +311,7 @@ STRUCTURED = (
     same(
         "own_range", "spans", "'[1.5,2.5]'", setup="CREATE TYPE spans AS RANGE (subtype = float8)"
     ),
-    # What citext is to PostgreSQL: a base type of an extension's own, with functions for in and
-    # out.
+    # PostgreSQL sees citext so: a base type of an extension, with input and output functions.
     same(
         "base_type",
         "odd_text",
@@ -360,7 +359,7 @@ STRUCTURED = (
 
 
 def array(name: str, type_: str, literal: str, listed: Any, setup: str = "") -> Case:
-    """An array: PostgreSQL's literal, or with `--arrays list` what is `listed`."""
+    """An array: PostgreSQL's literal, or the list `listed` with `--arrays list`."""
     return Case(name, type_, ((literal, listed),), setup)
 
 

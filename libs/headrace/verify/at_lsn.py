@@ -25,7 +25,7 @@ from headrace.mirror.table import Marks, Phase, TableState
 
 
 class MirrorProgress(StrEnum):
-    """Where a mirror stands, seen from an LSN."""
+    """The progress of a mirror, compared with an LSN."""
 
     THERE = "there"
     BEHIND = "behind"

@@ -96,7 +96,7 @@ class HashedHere:
 async def compared(
     source: ComparedTable, mirror: ComparedTable, names: Sequence[str], key: Sequence[str]
 ) -> Comparison:
-    """What the mirror's rows differ in; named by the key, or whole where there is none."""
+    """The differences of the mirror's rows, named by the key, or as whole rows without a key."""
     places = [names.index(name) for name in key]
     sides = await _both(source.digests(places), mirror.digests(places))
     ranges = differing(*sides)

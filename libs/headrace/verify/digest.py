@@ -21,7 +21,7 @@ Row = tuple[Any, ...]
 
 
 class RowFault(StrEnum):
-    """What is wrong with a row of the mirror."""
+    """The fault of a row of the mirror."""
 
     MISSING = "missing"
     EXTRA = "extra"
@@ -89,7 +89,7 @@ def differing(source: Digests, mirror: Digests) -> frozenset[int]:
 def differences(
     source: Iterable[Row], mirror: Iterable[Row], places: Sequence[int], names: Sequence[str]
 ) -> list[Difference]:
-    """What is wrong with the mirror's rows, of those given."""
+    """The faults of the mirror's rows among these rows."""
     wanted = Counter(source)
     there = Counter(mirror)
     missing = list((wanted - there).elements())

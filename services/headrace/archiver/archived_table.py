@@ -19,7 +19,7 @@ OPTIONS = ValueOptions(encoding=Encoding.JSON)
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTable:
-    """How rows of a relation are written."""
+    """Writes the rows of a relation."""
 
     shape: RelationShape
     # The key's columns, in its order.

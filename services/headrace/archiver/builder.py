@@ -39,7 +39,7 @@ _NO_RUN = -1
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a file is full; a transaction that is larger by itself is cut at twice that."""
+    """The size at which a file is full; a single transaction is cut at twice that."""
 
     rows: int
     bytes: int

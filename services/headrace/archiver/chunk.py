@@ -1,7 +1,7 @@
 """Rows of the open file, and their columns as Arrow has them. Pure.
 
-Made of buffers and lists alone: pyarrow's functions (`take`, `cast`) would cost the process 15 MiB,
-and numpy's arrays, where pyarrow is handed them as they are, another part of numpy.
+Uses only buffers and lists: pyarrow's functions (`take`, `cast`) would cost the process 15 MiB, and
+passing numpy's arrays to pyarrow directly would load another part of numpy.
 """
 
 from __future__ import annotations

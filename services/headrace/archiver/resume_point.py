@@ -86,7 +86,7 @@ class ArchiveEnd:
         """Changes that neither the slot nor the archive has."""
         begins = self.known_lsn
         if self.info is not None and not self.info.whole:
-            # A part of a transaction: everything committed before it is there.
+            # A part of a transaction: everything committed before it is in the archive.
             begins = max(begins, self.info.last.lsn)
         if self.known_lsn:
             return source_identity.gap_before(begins, opening)

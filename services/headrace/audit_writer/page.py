@@ -95,7 +95,7 @@ class Page:
             connection.terminate()
 
     def _local(self, request: web.Request) -> bool:
-        """This machine, by one of its own names: another name that leads here belongs to another
+        """Whether the request names this machine; another name that leads here belongs to another
         site.
         """
         host = self._settings.process.http_host

@@ -29,15 +29,15 @@ from headrace.settings import PostgresSettings
 log = logs.logger("audit-writer")
 
 WAIT_S = 0.5
-# Where nothing of what came is audited, the place is kept this often; where all of it was the
-# audit's own doing, rarely, since to keep it is a change itself.
+# How often the position is stored if no change was audited; rarely if all changes were the audit's
+# own, because storing it is a change itself.
 IDLE_S = 10.0
 OWN_S = 600.0
 # A table that is truncated all the time must not make the writer read the catalog as often.
 FILES_S = 1.0
 _GAP = "GAP"
 _SCHEMA = "SCHEMA"
-# What a table's changes are: the audit's own doing, rows of the trail, or neither.
+# The kinds of tables: the audit's own, audited ones, and others.
 _OWN = "own"
 _WANTED = "wanted"
 _OTHER = "other"
@@ -90,7 +90,7 @@ class Session:
     # Whether anything but the audit's own changes came since the position was stored. Storing it is
     # a change as well, which the stream may bring back.
     _foreign: bool = False
-    # The reading task has ended: what is complete is committed, whatever is due.
+    # The reading task has ended: complete transactions are committed, even if no commit is due.
     _ended: bool = False
     # How far the stream was read; whether a batch is being written.
     _read_seq: int = 0

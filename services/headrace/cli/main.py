@@ -157,7 +157,7 @@ Verbose = Annotated[
 
 
 @app.command("up", rich_help_panel="Trying it out")
-def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
+def up(  # noqa: PLR0917  # typer turns them into options
     slot: Slots = None,
     pub: Pubs = None,
     port: UpPort = None,
@@ -258,7 +258,10 @@ def snapshot(
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Copy values as COPY prints them.")] = False,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel the table's snapshots, whoever requested them.")
+        bool,
+        typer.Option(
+            "--cancel", help="Cancel the table's snapshots, including those of other clients."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:

@@ -1,8 +1,8 @@
 """`headrace wal-reader` and the other services: one process each, with as little in it as possible.
 
 Parsed with the standard library only: typer and its dependencies would take a fifth of a service's
-memory. What runs a service (event loop, HTTP) is imported only when one runs, because every command
-imports this module for the list.
+memory. The modules that run a service (event loop, HTTP) are imported only when one runs, because
+every command imports this module for the list.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ async def postgres(
     try:
         yield session
     except asyncpg.PostgresError as error:
-        # Its first argument is the message alone; as a string it has further lines.
+        # Its first argument is only the message; as a string it has further lines.
         message = str(error.args[0])
         if denied is not None and error.sqlstate == _DENIED:
             raise connection.PostgresRefusedError(message, remedy=denied) from error

@@ -131,4 +131,4 @@ async def cancel(settings: Settings, table: str, *, as_json: bool) -> None:
     for snapshot_id in answer["cancelled"]:
         screen.made("snapshot", snapshot_id, "cancelled")
     if not answer["cancelled"]:
-        screen.kept("snapshot", table, "none is running")
+        screen.kept("snapshot", table, "no snapshot is running")

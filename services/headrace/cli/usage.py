@@ -58,7 +58,7 @@ def _in_own_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
 
 
 def refusal(error: BadParameter) -> str:
-    """What is wrong with the value: Typer's own messages are for programmers."""
+    """Explain what is wrong with the value: Typer's own messages are for programmers."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not found:
         return error.message

@@ -115,7 +115,7 @@ class Assembler:
         self._repeats: dict[str, int] = {}
         self._quick_bytes_max = payload_bytes_max - quick_events.AROUND_BYTES_MAX
         self._taken: list[PublishedEvent | Mark] = []
-        # What the catalog says about relations that the current message makes a claim about.
+        # The catalog's facts about relations that the current message describes.
         self._now: Mapping[int, RelationNow] | None = None
         # The items that `feed` will yield next.
         self._out: list[PublishedEvent | Mark] = []
@@ -459,7 +459,7 @@ class Assembler:
         headers = {}
         payload = held.payload
         if self._compat:
-            # The bridge's messages have no position of their own.
+            # The bridge's messages contain no position.
             headers[events.POSITION_HEADER] = events.position_header(self._source, held.position)
             payload = events.as_bridge(payload)
         try:

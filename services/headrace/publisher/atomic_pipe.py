@@ -97,7 +97,7 @@ class AtomicPipe(Pipe):
         )
 
     def fits_alone(self, messages: int, size: int) -> bool:
-        """Whether this many messages fit into a group by themselves."""
+        """Whether this many messages fit into a separate group."""
         # A single message needs no batch, and its size is limited by NATS alone.
         return messages <= self._messages_max and (size <= self._bytes_max or messages == 1)
 

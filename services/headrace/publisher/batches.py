@@ -2,8 +2,8 @@
 
 All tables are flushed together, so that everything before a flush is in the stream. The last
 message of a flush states that in its position header (the floor); the others keep the previous
-floor, and after a crash during a flush a table's own last position (its lane) tells which of its
-events are there. Until the stream is beyond every lane that such a crash left, nothing is a floor:
+floor, and after a crash during a flush a table's own last position (its lane) shows which of its
+events are stored. Until the stream is beyond every lane that such a crash left, nothing is a floor:
 a reader that starts from a floor must meet those lanes.
 
 Tables are not in commit order among each other, so each array also says before which LSN
@@ -94,7 +94,7 @@ class Batches(Delivery):
             self._mark = None
             await super().mark(mark)
 
-    async def rest(self, *, more: bool) -> None:  # noqa: ARG002 — age alone counts
+    async def rest(self, *, more: bool) -> None:  # noqa: ARG002 — only the age counts
         if self._batches and time.monotonic() - self._since >= self._limits.batch_age_max_s:
             await self.flush()
 

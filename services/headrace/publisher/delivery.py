@@ -1,4 +1,4 @@
-"""How events become messages: one each. What the other ways of delivery share is here too.
+"""Turns events into messages, one each; also the common part of the other delivery modes.
 
 A delivery knows how far the stream has been given events (`position`), skips what is there already,
 and tells which LSN may be confirmed. Promises: events of a table never change their order; a mark

@@ -12,7 +12,7 @@ from headrace.publisher.assembler import PublishedEvent
 
 
 def gap_event(gap: Gap, source: str, encoding: Encoding, first_lost: int = 0) -> PublishedEvent:
-    """It stands before whatever comes next, and takes nobody's position forward.
+    """The gap event before the next change; it moves no consumer's position.
 
     `first_lost`: the first lost sequence, of a hole in the middle of the stream.
     """

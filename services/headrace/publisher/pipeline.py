@@ -48,7 +48,7 @@ log = logs.logger("publisher")
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """From a change to a stored message; `start` is where the stream was when it was made."""
+    """From a change to a stored message; `start` is the end of the stream at that time."""
 
     settings: Settings
     start: ResumePoint

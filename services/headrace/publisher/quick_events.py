@@ -17,8 +17,8 @@ from headrace.lsn import ORIGIN
 from headrace.publisher.table_events import Kind, TableEvents
 
 _HOLES = ("msg_id", "data", "lsn", "tx")
-# What surrounds an event's values takes less: names of 63 bytes, two of them as a subject's token,
-# and up to 32 as the key, of which JSON may escape every byte.
+# An event takes less than this without its values: names of 63 bytes, two of them as a subject's
+# token, and up to 32 as the key, of which JSON may escape every byte.
 AROUND_BYTES_MAX = 8192 + 32 * 6 * 64
 
 

@@ -43,7 +43,7 @@ class SourceDivergedError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was durable when it was written."""
+    """The durable state when it was written."""
 
     position: Position = ORIGIN
     stream_seq: int = 0
@@ -205,8 +205,8 @@ async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
     lost = await _tail_was_lost(progress, now, tail)
     found = await tail.after(0 if lost else progress.stream_seq)
     if found.position_seq and (found.position or ORIGIN) >= progress.position:
-        # A later message of ours exists: the missing one was in the middle, and was removed by
-        # itself.
+        # A later message of ours exists: the missing one was in the middle, and only it was
+        # removed.
         lost = False
     found.ids_in_doubt = (
         progress.ids_in_doubt or lost or found.lacks_some_behind(progress.stream_seq)
@@ -263,7 +263,7 @@ def _gap_was_lost(progress: Progress, found: Tail) -> bool:
     """Whether the stream's last word was the event of a gap, and is no longer there."""
     if not progress.gap_id or progress.gap_position != progress.position or found.position_seq:
         return False
-    # Where messages behind the last known one are gone from the front, it may have aged out too.
+    # If later messages are gone from the front, the last known one may have aged out too.
     aged = found.first_seq > progress.stream_seq + 1
     return progress.gap_id not in found.ids_after and not aged
 

@@ -1,6 +1,6 @@
 """Compares two catalog readings of a table's files: whether its rows changed without events. Pure.
 
-A new file alone says little: TRUNCATE (an event), VACUUM FULL and CLUSTER (the same rows) create
+A new file proves little: TRUNCATE (an event), VACUUM FULL and CLUSTER (the same rows) create
 one too. Other differences distinguish them: ALTER TABLE writes columns' definitions, or, if it
 rewrites for another reason (UNLOGGED and back), recreates the TOAST table, which the others keep.
 """

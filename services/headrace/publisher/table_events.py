@@ -1,4 +1,4 @@
-"""What the events of one relation have in common: keys, subjects, the schema to report. Pure."""
+"""The common parts of a relation's events: keys, subjects, the schema to report. Pure."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 all.
 
 Whole transactions are grouped into atomic batches, as many as are available and fit. One that is
-larger than the server accepts is delivered in several, and a header says so. The part of an open
+larger than the server accepts is delivered in several, which a header states. The part of an open
 transaction that is held here is void when the wal-reader starts a new epoch. An event that
 completes something (a transaction's last one, or one outside any) waits for nothing.
 """
@@ -100,7 +100,7 @@ class AtomicDelivery(Delivery):
             await self._close()
 
     async def _take_all(self, events: list[PublishedEvent]) -> None:
-        """No event of an open transaction that fits needs a check of its own."""
+        """Take events of an open transaction that fits without checking each one."""
         at = 0
         while at < len(events):
             self._before = self.position

@@ -53,7 +53,7 @@ class SchemaBucket:
         self._seen: tuple[int | None, int | None] | None = None
 
     def forget(self) -> None:
-        """Read the bucket anew before the next comparison."""
+        """Read the bucket again before the next comparison."""
         self._kv = None
         self._seen = None
 

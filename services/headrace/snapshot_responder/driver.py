@@ -48,7 +48,7 @@ def main() -> int:
         try:
             spark = _session(settings, Path(folder))
         except Exception as error:  # noqa: BLE001
-            # Whatever it is, the responder must learn why there is no Spark.
+            # After any error, the responder must learn why there is no Spark.
             answers.send({"op": "unusable", "error": describe(error)})
             return 1
         answers.send({"op": "ready", "version": spark.version})
@@ -172,7 +172,7 @@ class Driver:
         try:
             self._answers.send({"op": "done", "job": job, **self._totals(job, plan)})
         except Exception as error:  # noqa: BLE001
-            # A job's failure is the responder's to judge, whatever it is.
+            # The responder judges any failure of a job.
             self._exit_without_jvm(error)
             self._answers.send({"op": "failed", "job": job, "error": describe(error)})
 

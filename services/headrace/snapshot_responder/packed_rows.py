@@ -136,7 +136,7 @@ def _documents(prefix: bytes, otherwise: Packing) -> Packing:
             if documents is None:
                 return otherwise(column)
             marked = [mark] * (2 * len(some))
-            marked[::2] = documents  # type: ignore[assignment]  # a list of whatever documents are
+            marked[::2] = documents  # type: ignore[assignment]  # a list of documents of any type
             parts = bytes(pack(marked))[_ARRAY_HEAD if len(marked) >= _ARRAY_SHORT else 1 :].split(
                 cut
             )

@@ -68,7 +68,7 @@ class Running:
     request: SnapshotRequest
     snapshot_id: str
     # The state of the first request, under its sequence in the work queue: whether a snapshot was
-    # begun for it, under which id, and at which attempt.
+    # started for it, under which ID, and at which attempt.
     cell: Cell
     # Counted over restarts of the responder: a table that kills it must not do so forever.
     attempt: int
@@ -231,7 +231,7 @@ class Desk:
         except RequestError as error:
             raw = message.subject.removeprefix(f"{SNAPSHOT}.request.")
             return await self._reject(message, table_token(PUBLIC, raw), raw, error)
-        # An equal snapshot runs, but this request was promised one of its own before a restart.
+        # An equal snapshot runs, but this request was promised a separate one before a restart.
         # Joining would leave that id without an end.
         if self._equal(request) and await self._begun_before(sequence):
             return await self._judge_table(message, sequence, request)
@@ -302,7 +302,7 @@ class Desk:
         else:
             attempt = int(before["attempt"]) + int(before["running"])
         if before and not before["running"]:
-            # Accepted and not begun: nothing of it is in the stream, so the promised id can be
+            # Accepted and not started: nothing of it is in the stream, so the promised id can be
             # used.
             snapshot_id = str(before["snapshot_id"])
         else:
@@ -331,7 +331,7 @@ class Desk:
         last = cancelled or attempt >= self._settings.snapshot.attempts_max
         if not completed:
             if last:
-                then = "no further attempt is made"
+                then = "there is no further attempt"
             else:
                 then = "it begins again under a new id"
             if cancelled:
@@ -339,7 +339,7 @@ class Desk:
             else:
                 reason = f"interrupted at attempt {attempt}; {then}"
             # The error comes before the purge: a reader that waits for chunks must first learn that
-            # there will be no more.
+            # no further chunk follows.
             await self._results.fail(request.token, request.table, snapshot_id, reason)
             failpoint("responder.told_interrupted")
             await self._results.purge(request.token, snapshot_id)
@@ -359,7 +359,8 @@ class Desk:
                 raise
             current = asyncio.current_task()
             assert current is not None
-            # The cancellation is dealt with here; the task goes on to acknowledge the requests.
+            # The cancellation is dealt with here; the task continues with the acknowledgement of
+            # the requests.
             current.uncancel()
             await self._end_cancelled(running)
         # Before the acknowledgements, which wait: a request that arrives meanwhile must not join a

@@ -63,7 +63,7 @@ def _look(tracker: Any, job: str, tell: Tell, over: threading.Event) -> None:
     while not over.wait(LOOK_S):
         try:
             now = _tasks(tracker, job)
-        except Exception:  # noqa: BLE001  # a JVM that is gone is noticed by who runs the plan
+        except Exception:  # noqa: BLE001  # the process that runs the plan notices a dead JVM
             return
         if now != told:
             tell(*now)

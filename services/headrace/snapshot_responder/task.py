@@ -2,7 +2,7 @@
 
 Runs in Spark's Python workers, on any machine. Takes credentials from that machine's environment
 and returns only counts. Promises: every chunk that it counts is acknowledged by JetStream, and in
-the stream exactly once, whatever an earlier attempt of the same task did.
+the stream exactly once, even after an earlier attempt of the same task.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ async def _connected(
 
 
 def _encoder(plan: SnapshotPlan) -> Callable[[bytes], Block]:
-    """What makes encoded rows of COPY's CSV."""
+    """A function that turns COPY's CSV into encoded rows."""
     names = [column.name for column in plan.columns]
     converters = plan.converters()
     if plan.encoding is Encoding.MSGPACK:
@@ -303,7 +303,7 @@ class RangeCopy:
         subject = chunk_subject(self._plan.token, self._plan.snapshot_id, number)
         headers: dict[str, str] = {
             Header.MSG_ID: f"{self._plan.snapshot_id}-{number}",
-            # Each chunk has a subject of its own, so the first one stored there stays the only one.
+            # Each chunk has a separate subject, so the first one stored there stays the only one.
             # The duplicate window may have ended since an earlier attempt.
             Header.EXPECTED_LAST_SUBJECT_SEQUENCE: "0",
         }

@@ -1,7 +1,7 @@
 """Keeps services running, and stops them in order.
 
 Promises: never two processes of one service; one that dies is restarted after a growing pause, and
-the user is told; one that reports a failure before it was ever ready ends the start, with its
+the user is informed; one that reports a failure before it was ever ready ends the start, with its
 message; a stop waits for each service before the next is stopped, in the given order, and kills it
 after its deadline. Never restarts while stopping. Belongs to one event loop, on the main thread.
 """

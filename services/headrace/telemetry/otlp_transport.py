@@ -55,7 +55,7 @@ class HttpWay:
 class GrpcWay:
     def __init__(self, endpoint: str, headers: Mapping[str, str]) -> None:
         try:
-            import grpc  # noqa: PLC0415  # a few MiB, for who asks for it
+            import grpc  # noqa: PLC0415  # a few MiB, only if it is configured
         except ImportError as error:
             raise SettingError(
                 "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, and gRPC is not installed",

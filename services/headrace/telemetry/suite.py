@@ -16,8 +16,7 @@ from headrace.lsn import format_lsn
 from headrace.metrics.counters import Stats
 from headrace.telemetry.retention import ConsumerView, StreamView
 
-# Names of services, and no import of them: what each one counts is known here by its metric's name
-# alone.
+# Names of services, and no import of them: this module knows only the names of their metrics.
 READER = "wal-reader"
 PUBLISHER = "publisher"
 RESPONDER = "snapshot-responder"

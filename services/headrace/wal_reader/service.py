@@ -102,8 +102,7 @@ class WalReaderService:
         self._connection: ReplicationConnection | None = None
         self._silence, self._stale = Silence(settings), StaleSlot(settings)
         self._transfers = Transfers(scope.health.traces)
-        # Set by every control message and by the stop signal; ends whatever this loop is waiting
-        # for.
+        # Set by every control message and by the stop signal; ends any wait of this loop.
         self._attention = asyncio.Event()
         # A confirmer has asked for a new epoch.
         self._reopen = False
@@ -373,7 +372,7 @@ class WalReaderService:
                     return
 
     def _note(self, messages: list[Message]) -> None:
-        """Count everything read at once: counting each message would cost more than packing it."""
+        """Count all messages of one read: counting each message would cost more than packing it."""
         self._silence.heard()
         data = [message for message in messages if not isinstance(message, Keepalive)]
         if data:
@@ -453,8 +452,8 @@ class WalReaderService:
                     await self._client.publish(self._frames, self._sender.flush_request())
                 self._attention.clear()
                 await wait_for(self._attention, 0.1)
-                # Confirmers may have stopped first, as when the whole suite stops. What they didn't
-                # confirm is replayed.
+                # Confirmers may have stopped first, as when the whole suite stops. Unconfirmed
+                # frames are replayed.
                 if time.monotonic() - self._heard_at > SILENT_CONFIRMER_S:
                     break
         await self._tell(connection)

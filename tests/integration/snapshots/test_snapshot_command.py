@@ -62,4 +62,4 @@ async def test_a_refusal_and_a_bad_option_are_one_line_with_the_remedy(
 async def test_cancelling_where_nothing_runs_says_so(responder: Responder) -> None:
     code, out, err = await headrace(responder, "idle_one", "--cancel")
     assert code == 0, err
-    assert "none is running" in out
+    assert "no snapshot is running" in out

@@ -320,8 +320,8 @@ class FastPipe(Pipe):
             if self._turns is not None:
                 await self._turns.keep()
         elif kind == "gap":
-            # The server did not receive a message that was sent. What it stored is unknown, so
-            # nothing is repaired here.
+            # The server did not receive a message that was sent. The stored messages are unknown,
+            # so nothing is repaired here.
             self._fail(IngestError(f"JetStream lacks message {answer.get('last_seq')} of a batch"))
         elif "error" in answer:
             # An error for one message, or, without a type, the final answer to a batch that was
@@ -356,8 +356,8 @@ class FastPipe(Pipe):
                 there = await self._tail.id_at(self._batch.base + self._batch.taken)
             except NatsError as error:
                 log.debug("flow_not_checked", reason=str(error))
-            # While the stream was read, the batch may have ended, or another one started. What was
-            # read then says nothing about the current one.
+            # While the stream was read, the batch may have ended, or another one started. The
+            # result then says nothing about the current one.
             batch, number = looked
             if (
                 batch != self._batch.id

@@ -4,7 +4,7 @@ Three rules ensure that a batch is stored without a hole or a duplicate, and tha
 (docs/adr/0010):
 
 - every message names the stream's last sequence that must precede it, the first one's read from
-  the server. A batch alone is not enough: the server checks for a duplicate before it checks the
+  the server. A batch is not enough: the server checks for a duplicate before it checks the
   expected sequence, so a first message that it has seen would open a batch unfenced, and a failed
   write does not end a batch;
 - a batch starts only after the final answer to the one before, so that its expected sequence is

@@ -32,8 +32,8 @@ class TailError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class TailMark:
-    """What a message of ours says: its id, and the position it takes the stream to (None: it takes
-    it nowhere).
+    """The content of a message of ours: its ID, and the position up to which it takes the stream
+    (None: it doesn't move it).
 
     In batches, `lane` is the table's token with the position of its last event. If that is beyond
     `position`, earlier events of other tables are still missing.

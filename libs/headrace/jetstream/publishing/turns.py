@@ -81,14 +81,14 @@ class Turns:
         self._subscription: Subscription | None = None
         self._is_writing: Callable[[], bool] = _never
         self._waiting: dict[str, _Waiting] = {}
-        # Who else writes, and until when that is believed.
+        # The other suite that writes, and until when that is believed.
         self._writer = ""
         self._writes_until = 0.0
         # Our turn began; we wait since; we said last what we do.
         self._began = 0.0
         self._waits_since = 0.0
         self._said_at = 0.0
-        # The others were told that we wait or write, and not that we no longer do.
+        # Whether the others know that we wait or write, and not that we no longer do.
         self._told = False
         # The turn came after the last look at the stream's end.
         self._came = False
@@ -123,7 +123,7 @@ class Turns:
             return False
         waiting = self._waiting[heir]
         # Measured from whichever came later: an old waiting publisher must not end a turn that has
-        # just begun.
+        # just started.
         age_s = time.monotonic() - max(waiting.since, self._began)
         return age_s >= (_TURN_S if waiting.ready else _LONG_TURN_S)
 

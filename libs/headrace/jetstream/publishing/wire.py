@@ -27,7 +27,7 @@ def header_lines(headers: Mapping[str, str]) -> str:
 
 
 def command(message: Message, reply: str, expected_seq: int, id_header: str = MSG_ID) -> bytes:
-    """What publishes a message, to be stored right behind this sequence of its stream."""
+    """The bytes that publish a message, to be stored right after this sequence of its stream."""
     more = header_lines(message.headers) if message.headers else ""
     head = (
         f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Expected-Last-Sequence: "
@@ -67,7 +67,7 @@ def bare(subject: str, reply: str) -> bytes:
 
 
 def parts(commands: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Commands in parts of about so many bytes as are worth a write of their own."""
+    """Commands in parts of about so many bytes as are worth a separate write."""
     part = []
     size = 0
     for command_ in commands:

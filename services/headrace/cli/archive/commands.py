@@ -116,7 +116,7 @@ def readers(url: Url = None) -> None:
     finish(lambda read, where: read.readers(where), url)
 
 
-def replay(  # noqa: PLR0917  # typer makes options of them, whatever their place
+def replay(  # noqa: PLR0917  # typer turns them into options
     into: Annotated[
         str, typer.Option("--into", help="Target: jetstream, sqlite:///file.db or postgresql://…")
     ],

@@ -155,7 +155,7 @@ def _table(reader: WalReader, shown: Sequence[ListedFile], width: int) -> Table:
 
 
 def _cells(info: SegmentInfo, size: int) -> tuple[object, ...]:
-    """What is shown of a file, in the order of `_HEADINGS`."""
+    """The row of a file, in the order of `_HEADINGS`."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=info.time_us)
     names = ", ".join(sorted({f"{known.schema}.{known.table}" for known in info.tables}))
     if info.gap:

@@ -14,7 +14,7 @@ from headrace.terminal.text import plain
 
 app = typer.Typer(
     name="audit",
-    help="The audit trail: every change as a row, with who made it and why.",
+    help="The audit trail: every change as a row, with its author and reason.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -68,7 +68,7 @@ def up(
 
 
 @app.command("log")
-def log(  # noqa: PLR0917  # typer makes options of them, whatever their place
+def log(  # noqa: PLR0917  # typer turns them into options
     table: Table = None,
     key: Key = None,
     context: Context = None,

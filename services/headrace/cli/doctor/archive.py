@@ -89,7 +89,7 @@ async def _keeper(settings: Settings, findings: Findings) -> None:
     else:
         kind = "optional"
     remedy = "Start `headrace archiver`; look at its log."
-    found = f"none is running; the archive is {kind}"
+    found = f"no archiver is running; the archive is {kind}"
     if slot is not None and slot["active"] and settings.archive.required:
         held = f"the slot retains all WAL from {format_lsn(slot['lsn'])} on until it runs"
         findings.fail("archiver", f"{found}: {held}", remedy)

@@ -51,8 +51,8 @@ class Refused:
             said.append(f"ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)")
         if self.virtual:
             said.append(
-                f"ALTER TABLE {', '.join(self.virtual)} REPLICA IDENTITY DEFAULT, or make the "
-                "columns STORED, or leave "
+                f"ALTER TABLE {', '.join(self.virtual)} REPLICA IDENTITY DEFAULT, or define the "
+                "columns as STORED, or leave "
                 "the tables out of the publication"
             )
         return f"{'; and '.join(said)}."

@@ -64,7 +64,7 @@ def tell(problem: str) -> None:
 
 
 def quiet(process: ProcessSettings) -> ProcessSettings:
-    """Beside a terminal's bars, lines are for trouble alone (unless more was asked for)."""
+    """Log only problems next to progress bars, unless another level was requested."""
     if process.log_level == "info":
         return replace(process, log_level="warning")
     return process

@@ -96,7 +96,7 @@ async def _ddl_trigger(session: asyncpg.Connection, screen: Screen) -> None:
         ) from error
     what = ("event trigger", "headrace_ddl")
     if there:
-        screen.kept(*what, "was there")
+        screen.kept(*what, "already exists")
     else:
         screen.made(*what, "created: reports drops, renames and rewrites in order")
 
@@ -140,7 +140,7 @@ async def _publication(
             "publication", name, f"extended by {', '.join(table.name for table in missing)}"
         )
     else:
-        screen.kept("publication", name, "was there")
+        screen.kept("publication", name, "already exists")
 
 
 async def _new_publication(
@@ -211,7 +211,7 @@ async def _objects(settings: Settings, screen: Screen) -> None:
         if config.name in created:
             screen.made(*what, "created")
         else:
-            screen.kept(*what, "was there")
+            screen.kept(*what, "already exists")
 
 
 async def _require_own_tables(session: asyncpg.Connection, settings: Settings) -> None:
@@ -271,7 +271,7 @@ async def _slot(session: asyncpg.Connection, settings: Settings, screen: Screen)
             remedy="Name another with --slot.",
         )
     else:
-        screen.kept("slot", slot, "was there")
+        screen.kept("slot", slot, "already exists")
 
 
 async def _create_slot(session: asyncpg.Connection, settings: Settings) -> None:

@@ -144,7 +144,7 @@ def _ask(settings: Settings, plan: TeardownPlan) -> None:
     question = f"This {'; '.join(parts)}. Continue?"
     if not sys.stdin.isatty():
         raise HeadraceError(
-            question.removesuffix(" Go on?").removesuffix("."), remedy="Confirm with --yes."
+            question.removesuffix(" Continue?").removesuffix("."), remedy="Confirm with --yes."
         )
     typer.confirm(question, abort=True)
 

@@ -31,7 +31,7 @@ _KNOWN = "SELECT pubname::text FROM pg_publication WHERE pubname = ANY($1)"
 SLOT_WAIT_S = 10.0
 _LOOK_S = 0.2
 _OVERLAP_REMEDY = (
-    "Let each name tables of its own: DROP PUBLICATION …, then CREATE PUBLICATION … FOR TABLE …."
+    "Let each name different tables: DROP PUBLICATION …, then CREATE PUBLICATION … FOR TABLE …."
 )
 
 

@@ -129,7 +129,7 @@ class Servers:
         """The command that connects to the database."""
         if self.postgres is None:
             return "psql, with the connection settings you gave"
-        # The embedded server has one, for who has none.
+        # The embedded server contains psql, if the machine has no other.
         if shutil.which("psql"):
             program = "psql"
         else:

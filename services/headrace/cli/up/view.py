@@ -127,7 +127,7 @@ class View:
         self._console.print(columns)
 
     def table(self, rows: Sequence[ServiceRow], hints: Sequence[tuple[str, str]]) -> None:
-        """What runs where, and what to do next."""
+        """Show the addresses of all processes, and what to do next."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for title in ("Running", "Where", "Process", ""):
             table.add_column(title, no_wrap=title != "", overflow="fold")
