@@ -126,7 +126,7 @@ async def test_the_page_shows_the_suite_live_in_every_size_and_light(
                 await until(page, "document.querySelector('#state').textContent === 'paused'")
                 await see(page, "paused", 390, 844, dark=False)
                 await telemetry.kill()
-                await page.shows("telemetry does not answer")
+                await page.shows("telemetry does not respond")
         finally:
             stop.set()
             await writing
