@@ -252,7 +252,7 @@ class FrameSender:
 
     def on_control(self, message: Control, now: float) -> Action:
         """Process a control message; OPEN asks the driver for a new epoch."""
-        # Also from strangers: any named epoch has been used by some wal-reader, perhaps one whose
+        # From any confirmer: a named epoch has been used by some wal-reader, perhaps one whose
         # clock is ahead of ours.
         self._highest_epoch = max(self._highest_epoch, message.epoch)
         # An archiver that is no longer configured may still be running; it has no vote.

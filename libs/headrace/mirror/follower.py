@@ -1,7 +1,7 @@
 """The mirror's reader of the stream, for all tables that have finished their bootstrap.
 
 Promises: changes and position are committed together; a commit ends at the end of a transaction,
-for every source and every way of delivery; events that the stream dropped are always reported.
+for every source and every delivery mode; events that the stream dropped are always reported.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Up:
         """Wait until no process of this run is left."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self.survivors():  # noqa: ASYNC110  # the end of a stranger's child gives no event
+                while self.survivors():  # noqa: ASYNC110  # the end of another process's child gives no event
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise AssertionError(f"still running: {self.survivors()}") from None

@@ -402,7 +402,7 @@ class FastPipe(Pipe):
     def _refused(self, error: dict[str, object], *, first: bool, final: bool) -> None:
         code = error.get("err_code")
         # Something else was stored at the expected position: another source's message, or an
-        # heir's. Reading the stream's end tells which.
+        # successor's. Reading the stream's end tells which.
         if code in CHAIN_CODES:
             if not self._batch.broken:
                 self._stats.count("batches_broken")

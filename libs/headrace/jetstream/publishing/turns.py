@@ -119,9 +119,9 @@ class Turns:
     @property
     def is_over(self) -> bool:
         """Whether it is time to pass the turn to a waiting publisher."""
-        if not self._waiting or (heir := self._heir()) is None:
+        if not self._waiting or (successor := self._successor()) is None:
             return False
-        waiting = self._waiting[heir]
+        waiting = self._waiting[successor]
         # Measured from whichever came later: an old waiting publisher must not end a turn that has
         # just started.
         age_s = time.monotonic() - max(waiting.since, self._began)
@@ -182,18 +182,18 @@ class Turns:
             await asyncio.sleep(_REST_S)
             # Something may have been published during the rest: then the turn is kept.
             if not self._is_writing() and not self._waits_since:
-                heir = ""
+                successor = ""
                 if self._pass():
-                    heir = self._writer
-                await self._say(_PASS, heir)
+                    successor = self._writer
+                await self._say(_PASS, successor)
         finally:
             self._resting = None
 
     def _pass(self) -> bool:
-        heir = self._heir()
-        if heir is None:
+        successor = self._successor()
+        if successor is None:
             return False
-        self._believe(heir)
+        self._believe(successor)
         self._stats.count("turns_passed")
         return True
 
@@ -219,7 +219,7 @@ class Turns:
             word, by, source, to = (str(note[key]) for key in ("word", "by", "source", "to"))
         except (ValueError, KeyError, TypeError):
             return
-        # A publisher of the same source is a predecessor or an heir. They don't take turns: the
+        # A publisher of the same source is a predecessor or a successor. They don't take turns: the
         # stream's content decides which of them is fenced.
         if by == self._me or source == self._source:
             return
@@ -271,7 +271,7 @@ class Turns:
         self._writer = writer
         self._writes_until = time.monotonic() + _BELIEVED_S
 
-    def _heir(self) -> str | None:
+    def _successor(self) -> str | None:
         """The publisher that has waited longest. One that stopped announcing it has died, or has
         written meanwhile.
         """
