@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[3]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PYTHON_FILE = re.compile(r"`((?:libs|services|tests|examples|docs)/[\w/.*-]+)`")
+# In tables of tests, without their folder.
+TEST_FILE = re.compile(r"`((?:unit|property|integration|crash|acceptance)/[\w/]+\.py)`")
 
 
 def name(page: Path) -> str:
@@ -42,9 +44,9 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    assert [
-        path for path in PYTHON_FILE.findall(page.read_text()) if not list(ROOT.glob(path))
-    ] == []
+    text = page.read_text()
+    named = PYTHON_FILE.findall(text) + [f"tests/{path}" for path in TEST_FILE.findall(text)]
+    assert [path for path in named if not list(ROOT.glob(path))] == []
 
 
 def test_every_decision_is_listed_and_says_what_was_rejected() -> None:
