@@ -1,7 +1,7 @@
 """`./taskw lock:platforms`: can everything in requirements.lock be installed where Headrace runs?
 
-Asks the package index, so it is no part of the tests. For each platform and Python it resolves the
-whole lock from wheels alone; the few packages that are published as source must be pure Python, and
+Queries the package index, so it is not one of the tests. For each platform and Python it resolves the
+whole lock from wheels only; the few packages that are published as source must be pure Python, and
 are named here.
 """
 

@@ -1,6 +1,4 @@
-"""`headrace audit up` with Zemi's variables alone, and what the commands tell of the trail it
-writes.
-"""
+"""`headrace audit up` with only Zemi's variables, and the commands that read the trail it writes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`headrace audit up` with Bemi's and Zemi's variables: its errors name those, and TABLES takes
-what is documented.
+"""`headrace audit up` with Bemi's and Zemi's variables: its errors name these variables, and TABLES
+accepts the documented forms.
 """
 
 from __future__ import annotations

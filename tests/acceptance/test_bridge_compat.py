@@ -1,8 +1,6 @@
-"""A consumer written from the PG→NATS bridge's README alone, and nothing of Headrace's, against
-`--compat bridge`.
+"""A consumer that was written only from the PG→NATS bridge's README reads `--compat bridge`.
 
-It knows the bridge's subjects, keys, ids, bucket, paths and lines. Anything unexpected is an
-error.
+It knows the bridge's subjects, keys, IDs, bucket, paths and lines. Anything unexpected is an error.
 """
 
 from __future__ import annotations

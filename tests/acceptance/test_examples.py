@@ -1,7 +1,6 @@
-"""The examples, run as their readers run them: against the real suite, in two languages and a
-browser.
+"""The examples run as their readers run them: with the real suite, in two languages and a browser.
 
-What npm installs is kept once for the module, in a folder of its own: the repository stays clean.
+npm's packages are installed once for the module, in a separate folder: the repository stays clean.
 """
 
 from __future__ import annotations

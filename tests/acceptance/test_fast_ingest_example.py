@@ -1,5 +1,5 @@
-"""Fast ingest as a library, by the program in examples/: whatever is killed, every line is there
-once, in order.
+"""Fast ingest as a library, with the program in examples/: every line is stored once and in order,
+even if processes are killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What `pip install .` gives: a wheel with everything in it, and a `headrace` command that runs
-from it.
-"""
+"""`pip install .` installs a complete wheel, and a `headrace` command that runs from it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What `./taskw` says when it can't install: the reason, and what to do; nothing is downloaded
-here.
-"""
+"""`./taskw` reports why it can't install, and what to do. The tests download nothing."""
 
 from __future__ import annotations
 

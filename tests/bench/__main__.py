@@ -1,4 +1,4 @@
-"""`./taskw bench`: the table of figures, each beside its limit in the same run."""
+"""`./taskw bench`: the table of figures, each with its limit in the same run."""
 
 from __future__ import annotations
 

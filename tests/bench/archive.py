@@ -1,8 +1,9 @@
-"""How fast the archive is written beside the publisher, and read: `python -m tests.bench.archive`.
+"""Measures how fast the archive is written in parallel with the publisher, and read: `python -m
+tests.bench.archive`.
 
-Publisher and archiver drain one backlog in one run, on the same cores: the archive's speed is held
-against the publisher's. Then a blocking `WalReader` goes through it, and Spark, in a process of its
-own.
+Publisher and archiver drain one backlog in one run, on the same cores: the archive's speed is
+compared with the publisher's. Then a blocking `WalReader` and Spark, in a separate process, read
+the archive.
 """
 
 from __future__ import annotations

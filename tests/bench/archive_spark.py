@@ -1,9 +1,9 @@
-"""How fast Spark reads an archive on this machine's cores, beside its own Parquet reader on the
-same files, in turns.
+"""Measures how fast Spark reads an archive on this machine's cores, alternating with its own
+Parquet reader on the same files.
 
 `python -m tests.bench.archive_spark URL` prints a line of JSON: rows per second, the best of some
-rounds, for each query and reader. The session is an ordinary one: that of snapshots is made to
-start fast and stay small.
+rounds, for each query and reader. The session is an ordinary one, because the session for snapshots
+is optimized for a fast start and little memory.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The audit trail: how fast a backlog is written, how fast and how late the line is followed, and
-in what memory.
+"""Measures the audit trail: the speed of writing a backlog, the speed and delay of following the
+line, and the memory.
 
-Backlogs lie in the stream before the writer starts: single-row transactions, transactions of 1,000
-rows. Their limit is a COPY of the rows that it wrote into a table with the same indexes, by
-PostgreSQL alone. Then everything at once, from single-row autocommit inserts to rows of the trail,
-one commit at a time on an idle line, and one huge transaction.
+The stream contains the backlogs before the writer starts: single-row transactions, and transactions
+of 1,000 rows. The limit is a COPY of the same rows into a table with the same indexes, by
+PostgreSQL. Then everything runs at the same time, from single-row autocommit inserts to rows of the
+trail, one commit at a time on an idle line, and one huge transaction.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A backlog behind a slot, and how fast it is drained: by the suite, and by pg_recvlogical, its
-limit.
+"""Measures how fast a backlog behind a slot is drained, by the suite and by its limit,
+pg_recvlogical.
 
-Both read copies of one slot that was made before the changes, in turns, so that what else the
-machine does hits both. The clock runs from the moment PostgreSQL is asked to stream until JetStream
-has stored the last event, which is a row of a table of its own.
+Both read copies of one slot that was created before the changes, alternating, so that other load
+affects both. The measurement starts when PostgreSQL is asked to stream, and ends when JetStream has
+stored the last event, which is a row of a separate table.
 """
 
 from __future__ import annotations

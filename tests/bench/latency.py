@@ -1,10 +1,10 @@
-"""How long a commit takes to become readable by a JetStream consumer, with the suite and on the
-bare path.
+"""Measures how long a commit takes to become readable by a JetStream consumer, with the suite and
+on the bare path.
 
-The bare path: pg_recvlogical writes to a pipe, and what it writes of a commit is published to
-JetStream at once, as is, in as many messages as the suite makes of it. Both run beside each other's
-writer in the same process, at the same rate, one after the other, and are read by the same
-consumer. The clock starts at PostgreSQL's commit time, which both carry.
+On the bare path, pg_recvlogical writes to a pipe, and the output of each commit is published to
+JetStream immediately and unchanged, in as many messages as the suite uses. Both run in the same
+process as the other's writer, at the same rate, one after the other, and with the same consumer.
+The measurement starts at PostgreSQL's commit time, which both contain.
 """
 
 from __future__ import annotations

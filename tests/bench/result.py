@@ -1,4 +1,4 @@
-"""What a benchmark found: each figure beside its limit, as a table for people and as a line for
+"""The result of a benchmark: each figure with its limit, as a table for people and as a line of the
 history.
 """
 

@@ -1,7 +1,7 @@
-"""Whether any process grows while a large table is copied: each one's memory in the first half of
-it and in the second.
+"""Measures whether any process grows while a large table is copied: its memory in the first and in
+the second half.
 
-A part of its own (`--parts snapshot-memory`), since ten million rows take their time.
+It is a separate part (`--parts snapshot-memory`), because ten million rows take a while.
 """
 
 from __future__ import annotations

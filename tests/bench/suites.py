@@ -1,4 +1,4 @@
-"""Several slots as several suites: one alone, two at once into one stream, two at once with an
+"""Several slots as several suites: a single one, two at the same time into one stream, two with an
 account each.
 """
 

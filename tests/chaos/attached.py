@@ -1,9 +1,9 @@
-"""What can hang on a suite, under chaos too: two mirrors, the audit trail, the archive, a second
-suite on the stream.
+"""Everything that can be attached to a suite, under chaos too: two mirrors, the audit trail, the
+archive, a second suite on the stream.
 
-The verdict is SQL's: at the end the mirrors' tables are the source's text for text, the trail and
-the archive count what PostgreSQL's own account counts, and while everything fails each reading of a
-mirror is one moment of the source.
+SQL judges: at the end, the mirrors' tables are equal to the source's text for text, and the trail
+and the archive contain what PostgreSQL recorded. During the faults, each reading of a mirror shows
+one moment of the source.
 """
 
 from __future__ import annotations

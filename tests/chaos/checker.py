@@ -1,9 +1,8 @@
-"""Follows the stream while everything fails around it, and holds each message against PostgreSQL's
-account.
+"""Follows the stream during the faults, and compares each message with PostgreSQL's record.
 
 The invariants: every committed change is in the stream exactly once, in commit order, as PostgreSQL
-itself tells it; positions strictly increase; no id comes twice; no gap is told; the rows that the
-events add up to are the table's. In batches the order is that of each table by itself.
+records it; positions strictly increase; no ID occurs twice; no gap is reported; applying the events
+gives the table's rows. In batches, the order is checked for each table separately.
 """
 
 from __future__ import annotations

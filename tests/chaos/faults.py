@@ -1,5 +1,5 @@
-"""What can go wrong, each fault with its own beginning and end. Which, when and how long is the
-seed's to say.
+"""The faults, each with its start and end. The seed decides which of them happen, when, and for how
+long.
 """
 
 from __future__ import annotations

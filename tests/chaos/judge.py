@@ -1,7 +1,7 @@
 """Judges a stream whose store was damaged: it is read from its start, and each committed change is
-there, or reported as missing.
+in it, or reported as missing.
 
-A change is reported if a gap event's range contains it, or if the sequence jumps where it belongs.
+A change is reported if a gap event's range contains it, or if the sequence jumps at its position.
 The order of the remaining changes, and that each exists once, are judged as without damage.
 """
 

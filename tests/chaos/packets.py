@@ -1,9 +1,9 @@
-"""Packets lost below TCP, and a narrow line: in a network that this process and all it starts have
-to themselves.
+"""Packets lost below TCP, and a slow line: in a network that only this process and its children
+use.
 
-Only where this user may have a network of his own (root, on Linux, with `ip` and `iptables`);
-elsewhere the proxies' faults stand alone. What is lost here TCP sends again, or gives up: no
-connection is ended by us.
+It needs the right to create a network (root, on Linux, with `ip` and `iptables`); otherwise only
+the proxies' faults run. TCP sends lost packets again, or gives up: this module closes no
+connection.
 """
 
 from __future__ import annotations

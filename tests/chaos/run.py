@@ -1,7 +1,8 @@
-"""A run of chaos: writers, faults and the checker side by side, then calm, then the verdict.
+"""A run of chaos: writers, faults and the checker in parallel, then a period without faults, then
+the verdict.
 
-Promises that a run's seed is told first, and repeats the same sequence of faults (not their
-effects: those depend on the machine's timing too).
+Promises that a run prints its seed first, and that the seed repeats the same sequence of faults.
+Their effects also depend on the machine's timing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The world that chaos reigns in: one PostgreSQL, one nats-server, two of each service, a proxy in
-every connection.
+"""The setup of a chaos run: one PostgreSQL, one nats-server, two of each service, a proxy in every
+connection.
 
-Owns what an operator's supervisor does too: a service that ends by itself is started again, and
+It also acts as an operator's supervisor: a service that ends on its own is started again and
 counted.
 """
 

@@ -1,9 +1,9 @@
-"""The suite as compose.yaml deploys it, where no container engine runs: its servers' settings,
-roles and permissions, and each service with exactly its command, its environment and its user.
+"""The suite as compose.yaml deploys it, without a container engine: its servers' settings, roles
+and permissions, and each service with exactly its command, environment and user.
 
-Only what a container's network gives is replaced: host names by loopback, and the services' ports
-by free ones. Where tests run as root, services run as `nobody`, with the one right to read files
-(the interpreter may lie in root's home); else as who runs the tests.
+Only the values that depend on a container's network are replaced: host names by loopback, and the
+services' ports by free ones. If tests run as root, services run as `nobody`, with only the right to
+read files (the interpreter may be in root's home); otherwise as the user of the tests.
 """
 
 from __future__ import annotations

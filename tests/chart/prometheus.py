@@ -1,8 +1,8 @@
-"""A real Prometheus for tests: found on the PATH or where `tests/tools` unpacks Debian's, scraping
-what it is told to.
+"""A real Prometheus for tests, from the PATH or from the folder into which `tests/tools` unpacks
+Debian's, with the given targets.
 
-Promises that it listens on loopback alone and ends with its block. Where there is none, `binary`
-says so: the tests that need it are skipped with that reason.
+Promises that it listens only on loopback and ends with its block. If there is no Prometheus,
+`binary` raises an error with the reason, and the tests that need it are skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is generated and committed is what its code makes: dashboards, the chart's schema, README
+"""The committed files that programs generate are current: dashboards, the chart's schema, README
 and copies.
 """
 

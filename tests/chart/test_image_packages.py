@@ -1,5 +1,5 @@
-"""What the images install is the lock's part that the suite needs, and their bills of materials say
-so.
+"""The images install the part of the lock that the suite needs, and their bills of materials list
+it.
 """
 
 from __future__ import annotations

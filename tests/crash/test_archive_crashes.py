@@ -1,8 +1,9 @@
-"""The archive equals what was committed, with no file missing, whatever is killed while it is
-written.
+"""The archive contains exactly what was committed, with no file missing, even if any process is
+killed while it is written.
 
-`HEADRACE_ARCHIVE_CRASH_ROWS` is how many rows at least are written while the archiver and the store
-are killed in a loop (60,000 by default; a million is the long profile, `./taskw test:archive`).
+`HEADRACE_ARCHIVE_CRASH_ROWS` is the minimal number of rows that are written while the archiver and
+the store are killed in a loop (60,000 by default; a million is the long profile, `./taskw
+test:archive`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The trail is exactly what PostgreSQL committed, whoever is killed and whatever becomes of the
-destination.
+"""The trail contains exactly what PostgreSQL committed, even if any process is killed and the
+destination fails.
 
-The oracle is a second audit in plain SQL, by triggers. Context is judged too: each row says itself
-which one it belongs to.
+The oracle is a second audit in plain SQL, by triggers. Context is checked too: each row names its
+own context.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What each level of durability survives when nats-server comes back with an older store, as after
-a machine's crash.
+"""The losses that each level of durability survives when nats-server returns with an older store,
+as after a machine's crash.
 
-The store is put back to what it was before: exactly what an acknowledged and unsynced tail looks
-like to the suite.
+The store is restored to an earlier copy, which is how an acknowledged and unsynced tail looks to
+the suite.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Every committed change is in the stream exactly once, in commit order, whatever is killed.
+"""Every committed change is in the stream exactly once, in commit order, even if any process is
+killed.
 
-The duplicate window is at its minimum, so that it can't hide a double; PostgreSQL itself, through a
-second slot, says what was committed.
+The duplicate window is at its minimum, so that it can't hide a duplicate. PostgreSQL itself,
+through a second slot, reports what was committed.
 """
 
 from __future__ import annotations

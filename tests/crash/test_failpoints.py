@@ -1,9 +1,8 @@
-"""The matrix: every service killed at every step between two durable effects, under load.
+"""The matrix: every service is killed at every step between two durable effects, under load.
 
-Afterwards the stream has every committed change exactly once, in commit order, as PostgreSQL's own
-account says. The duplicate window is at its minimum, so that it hides nothing. Points that a
-service of its own has are tried where that service is tested; that each is tried somewhere is a
-test here.
+Afterwards, the stream contains every committed change exactly once, in commit order, as PostgreSQL
+records it. The duplicate window is at its minimum, so that it hides nothing. Failpoints of a single
+service are tested with that service; a test here ensures that each failpoint is tested.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Two of everything: whichever is killed, the other goes on within seconds, and nothing is lost or
-doubled.
+"""Two of everything: if one is killed, the other takes over within seconds, and nothing is lost or
+duplicated.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A slot that PostgreSQL gave up: said clearly, and where the operator allows it made anew with an
-exact gap.
+"""A slot that PostgreSQL invalidated is reported clearly and, with the operator's permission,
+created again with an exact gap.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""NATS is away while writers go on: the source keeps what is missing, no process grows, everything
-says what is amiss.
+"""NATS is unavailable while writers continue: the source retains the changes, no process grows, and
+every status shows the problem.
 
-Seconds in CI; HEADRACE_OUTAGE_S makes it minutes. The figures are printed.
+It takes seconds in CI; HEADRACE_OUTAGE_S makes it minutes. The figures are printed.
 """
 
 from __future__ import annotations

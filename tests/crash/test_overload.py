@@ -1,8 +1,8 @@
-"""More is written than can be delivered: memory stays flat, the lag is in sight, and all of it
-comes in the end.
+"""More is written than can be delivered: memory stays flat, the lag is visible, and everything is
+delivered in the end.
 
-The way to NATS is made slow, so that it holds on any machine; the writer doesn't wait.
-HEADRACE_OVERLOAD_S makes it minutes. The figures are printed.
+The connection to NATS is slowed down, so that the test works on any machine; the writer doesn't
+wait. HEADRACE_OVERLOAD_S makes it minutes. The figures are printed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whatever is killed in the middle of a snapshot, it ends complete or with an error, never with a
-meta for half of it.
+"""A snapshot during which any process is killed ends complete or with an error, and never with a
+meta message for half of it.
 
-The JVM and the responder are killed in tests/integration/snapshots/test_snapshot_faults.py, with the
-responder that others share.
+tests/integration/snapshots/test_snapshot_faults.py kills the JVM and the responder, with the shared
+responder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Two schema-publishers and two telemetries: one is killed in the middle of work, and the other
-misses nothing.
+"""Two schema-publishers and two telemetries: one is killed during its work, and the other misses
+nothing.
 
-Both of a pair work at all times; what one writes the other must neither undo nor write again. How
-the standbys of wal-reader, publisher and snapshot-responder take over is in
-test_high_availability.py and test_snapshot_kills.py.
+Both of a pair work at all times, and neither may undo or repeat what the other writes.
+test_high_availability.py and test_snapshot_kills.py test how the standbys of wal-reader, publisher
+and snapshot-responder take over.
 """
 
 from __future__ import annotations

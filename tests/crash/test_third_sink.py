@@ -1,5 +1,5 @@
-"""A sink that is neither the publisher nor the archiver gets every change exactly once, with code of
-its own for nothing but its store.
+"""A sink that is neither the publisher nor the archiver receives every change exactly once, and
+implements only its store.
 """
 
 from __future__ import annotations

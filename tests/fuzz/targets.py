@@ -1,8 +1,8 @@
-"""What is fuzzed, from which seeds, and what must hold: the bytes' whole meaning or a
+"""The targets of fuzzing, their seeds, and what must hold: the complete meaning of the bytes or a
 `DecodeError`, nothing else.
 
 Each `check` returns for bytes that were understood or refused, and raises for anything else. Pure,
-so that a coverage- guided fuzzer can drive it as well as hypothesis does.
+so that a coverage-guided fuzzer can drive it as well as hypothesis does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Decoders against bytes that are nearly right, for FUZZ_SECONDS in all (a few by default); the
-seed is printed.
+"""Decoders with almost valid bytes, for FUZZ_SECONDS in total (a few by default); the seed is
+printed.
 
-`FUZZ_SEED` repeats a run. What hypothesis finds it makes as small as it can.
+`FUZZ_SEED` repeats a run. hypothesis shrinks the failing bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What arrived, held against the source's own account: triggers' notes, and the tables' values as
-their own text.
+"""Compares what arrived with the source's own record: triggers' notes, and the tables' values as
+text.
 
-The judges are SQL of the databases, pyarrow and a stranger's reader of the stream; nothing that
-reads here shares code with what wrote.
+The judges are SQL of the databases, pyarrow and a plain reader of the stream; no reader here shares
+code with the writer.
 """
 
 from __future__ import annotations

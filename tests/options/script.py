@@ -1,9 +1,9 @@
-"""What happens at the source: the same rows, DDL and emitted messages for every combination of
+"""The script at the source: the same rows, DDL and emitted messages for every combination of
 options.
 
-Every row change is also noted by triggers, in the order in which it happened: that account, and the
-tables themselves, are what everything else is held against. One connection writes, so that this
-order is the order of commits.
+Triggers record every row change, in the order in which it happened. Everything else is compared
+with that record and with the tables themselves. One connection writes, so this order is the order
+of commits.
 """
 
 from __future__ import annotations

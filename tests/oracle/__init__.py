@@ -1,5 +1,5 @@
-"""Judges that share nothing with what they judge.
+"""Judges that share no code with what they judge.
 
-Nothing in this folder imports headrace's decoders, conversions, mirrors or `verify`. What a value
-is, the databases say in SQL; what a message holds, a plain reader of its format.
+Nothing in this folder imports headrace's decoders, conversions, mirrors or `verify`. The databases
+define values in SQL, and a plain reader of its format defines the content of a message.
 """

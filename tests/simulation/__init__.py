@@ -1,8 +1,8 @@
 """Headrace's services in a world of one thread, where every step can fail and every history can be
-told again.
+repeated.
 
 The services are the real ones: wal-reader with its sender, publisher with its follower, assembler,
-delivery, pipe, progress and gaps. What they stand on is simulated at the seam of the network:
+delivery, pipe, progress and gaps. Their environment is simulated at the network:
 
 | module | stands for |
 |---|---|
@@ -11,12 +11,12 @@ delivery, pipe, progress and gaps. What they stand on is simulated at the seam o
 | `readers` | nats-server for readers of a stream; a mirror's world uses it (`tests.support.mirror_world`) |
 | `client` | the wire below nats-py's client; nats-py's own code runs above it |
 | `postgres`, `catalog` | PostgreSQL: its log, slots, walsenders, promotions, the catalog |
-| `world` | one history: begins the processes, does what the plan says, supervises, heals |
-| `steps` | what a plan's steps do |
-| `plan` | what happens when, drawn from a seed; shrinking |
-| `oracle` | what must hold |
+| `world` | one history: starts the processes, executes the plan, supervises, repairs |
+| `steps` | the effects of a plan's steps |
+| `plan` | the steps and their times, drawn from a seed; shrinking |
+| `oracle` | the conditions of every history |
 | `scripts` | the same random requests to the simulated JetStream and to nats-server |
-| `defects` | mended defects, taken out again: that the simulation finds them is tested |
+| `defects` | fixed defects, put back: a test expects the simulation to find them |
 
 Run `./taskw test:simulate` (HISTORIES, SEED); one history again, with its log, by
 `.venv/bin/python -m tests.simulation --seed N --show`. A failing history is shrunk and printed.

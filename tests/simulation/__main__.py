@@ -1,7 +1,7 @@
-"""Histories by the million, on all cores: `python -m tests.simulation --histories 1000000`.
+"""Runs histories by the million, on all cores: `python -m tests.simulation --histories 1000000`.
 
-`--seed N --show` tells one history with its log; `--shrink` what is left of it when everything is
-taken out that it does not need.
+`--seed N --show` prints one history with its log; `--shrink` prints the smallest part of it that
+still fails.
 """
 
 from __future__ import annotations

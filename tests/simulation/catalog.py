@@ -1,6 +1,6 @@
-"""What the simulated catalog says of tables, in place of the queries of `headrace.postgres.catalog`.
+"""The simulated catalog of tables, which replaces the queries of `headrace.postgres.catalog`.
 
-A table has columns and a file; DDL adds a column, with a default that fills older rows or without,
+A table has columns and a file. DDL adds a column, with or without a default that fills older rows,
 or rewrites the rows, which leaves no trace in the log.
 """
 

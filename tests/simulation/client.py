@@ -1,7 +1,7 @@
-"""nats-py's client over the simulated server: the same class, with another wire.
+"""nats-py's client on the simulated server: the same class, with another wire.
 
-What Headrace calls of it (subscriptions, requests, JetStream's context, buckets) is nats-py's own
-code. Commands that are handed over as bytes are read as a server would.
+The parts that Headrace calls (subscriptions, requests, JetStream's context, buckets) are nats-py's
+own code. Commands that are passed as bytes are parsed as a server would.
 """
 
 from __future__ import annotations

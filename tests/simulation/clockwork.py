@@ -1,12 +1,12 @@
 """An event loop whose time is a number, and processes that can be killed or put to sleep.
 
-Nothing waits: when no callback is ready, time jumps to the next timer. Callbacks run in the order in
-which asyncio promises to run them; whatever is random (how long a message takes, when a fault comes)
-is drawn by the world from its seed, so that a seed gives the same history each time.
+Nothing waits: when no callback is ready, time jumps to the next timer. Callbacks run in the order
+that asyncio promises. The world draws everything random (how long a message takes, when a fault
+comes) from its seed, so a seed gives the same history each time.
 
-A process is a set of callbacks. What was begun in a process's context belongs to it, however far it
-was handed on. A killed process runs no callback any more: its coroutines stand for ever where they
-awaited last, as after SIGKILL. A process that sleeps runs its callbacks when it wakes up.
+A process is a set of callbacks. A callback that was started in a process's context belongs to it,
+however far it was passed on. A killed process runs no further callback: its coroutines stay at
+their last await, as after SIGKILL. A sleeping process runs its callbacks when it wakes up.
 """
 
 from __future__ import annotations

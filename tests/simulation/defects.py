@@ -1,6 +1,6 @@
-"""Mended defects, taken out again: a simulation that does not find them proves nothing.
+"""Fixed defects, put back into the code: a simulation that does not find them proves nothing.
 
-Each names the text of its mend. Where that has moved, the test says so: put the new place here.
+Each names the text of its fix. If the text has moved, the test reports it: enter the new text here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What must hold in every history: nothing lost, doubled, reordered or confirmed too early; a gap is
-always reported.
+"""The conditions of every history: nothing is lost, duplicated, reordered or confirmed too early; a
+gap is always reported.
 
-Judges by what was committed, what lies in the stream and what PostgreSQL was told, and by nothing
-that Headrace remembers. Reads events by the contract alone.
+It judges by the commits, the content of the stream and the LSNs reported to PostgreSQL, never by
+Headrace's own state. It reads events only by the contract.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What happens in a history: options, and steps with their times; drawn from a seed, or written down.
+"""The plan of a history: options, and steps with their times; drawn from a seed, or written down.
 
-A plan is data, so that a failing one can be shrunk: steps are left out as long as it still fails.
+A plan is data, so that a failing one can be shrunk: steps are removed as long as it still fails.
 """
 
 from __future__ import annotations

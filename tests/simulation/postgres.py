@@ -1,8 +1,8 @@
 """PostgreSQL for the simulation: a log of transactions, slots that replay it, promotions.
 
-`Replication` stands in for `ReplicationConnection`: pgoutput messages byte by byte, from where the
-slot is confirmed, cut at any message, until the connection breaks. What is durable of a slot's own
-place is older than what was reported to it: a crash takes it back.
+`Replication` replaces `ReplicationConnection`: pgoutput messages byte by byte, from the slot's
+confirmed LSN, cut at any message, until the connection breaks. The durable LSN of a slot is older
+than the reported one: a crash restores it.
 """
 
 from __future__ import annotations

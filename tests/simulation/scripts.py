@@ -1,7 +1,7 @@
 """Random requests to JetStream, carried out one after the other; the same for both servers.
 
-A script is drawn while it is carried out the first time, since what it expects of the stream depends
-on what is there; then it is a list of plain requests.
+A script is drawn while it runs for the first time, because its expectations depend on the content
+of the stream; then it is a list of plain requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the environment of a simulated process says: short times, small windows."""
+"""The environment of a simulated process: short times, small windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can happen in a history, each under the name that a plan gives it."""
+"""The steps of a history, each under its name in a plan."""
 
 from __future__ import annotations
 

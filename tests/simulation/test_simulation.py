@@ -1,7 +1,7 @@
-"""Thousands of histories of the real services, in which everything fails that can.
+"""Thousands of histories of the real services, in which everything can fail.
 
-`HEADRACE_SIMULATION_HISTORIES` and `HEADRACE_SIMULATION_SEED` say how many, and where they begin: a
-failure names the seed, and what is left of its history when all that is not needed is taken out.
+`HEADRACE_SIMULATION_HISTORIES` and `HEADRACE_SIMULATION_SEED` set their number and the first seed.
+A failure prints its seed, and the smallest part of its history that still fails.
 """
 
 from __future__ import annotations

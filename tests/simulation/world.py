@@ -1,8 +1,8 @@
 """The world of one history: a NATS server, a PostgreSQL, and Headrace's own services as processes.
 
-The services are the real ones, begun as their processes begin them, with a NATS client over the
-simulated wire and a replication connection to the simulated server. A supervisor starts again what
-was killed or gave up.
+The services are the real ones, started as their processes start them, with a NATS client on the
+simulated wire and a replication connection to the simulated server. A supervisor restarts processes
+that were killed or gave up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes archives without a database: files of rows that follow from their numbers alone."""
+"""Creates archives without a database: files of rows that follow only from their numbers."""
 
 from __future__ import annotations
 

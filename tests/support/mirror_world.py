@@ -1,9 +1,9 @@
 """A mirror in a world of one thread: the real mirror, consumer and SQLite file, on a simulated
 nats-server, with a source that is a plain dictionary.
 
-Time is a number (`tests.simulation.clockwork`), so waits cost nothing and a seed repeats its
-history. The source's transactions are written as events by hand. After each commit of the mirror, SQL
-reads the file: readers must see one moment of the source, and never an earlier one than before.
+Time is a number (`tests.simulation.clockwork`), so waits cost nothing and every history can be
+repeated. The source's transactions are written as events by hand. After each commit of the mirror,
+SQL reads the file: readers must see one moment of the source, and never an earlier one than before.
 """
 
 from __future__ import annotations

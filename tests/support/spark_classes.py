@@ -1,9 +1,9 @@
-"""Spark's classes as the JVM keeps them once they are loaded: half of the work of a JVM's start.
+"""An archive of Spark's loaded classes, which saves half of the work of a JVM's start.
 
     python -m tests.support.spark_classes
 
-makes the archive in build/, which takes as long as two starts, unless it is there. The tests' JVMs
-use it where it is, and a JVM that it is not for starts without it.
+creates the archive in build/, unless it exists, which takes as long as two starts. The tests' JVMs
+use it if it exists, and other JVMs start without it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A required archive holds the slot, and everybody says so; what it leaves behind is the
-operator's.
+"""A required archive holds up the slot, and every status reports it; the operator decides about its
+files.
 """
 
 from __future__ import annotations

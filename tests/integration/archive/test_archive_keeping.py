@@ -1,5 +1,5 @@
-"""What the archiver does about its own files: the old ones go, and an archive that has none is not
-begun anew.
+"""The archiver removes its old files, and does not start a new archive if the files of the old one
+are missing.
 """
 
 from __future__ import annotations

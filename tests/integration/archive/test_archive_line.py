@@ -1,5 +1,5 @@
-"""The archive holds what PostgreSQL committed: exactly, in commit order, whatever is killed,
-optional or required.
+"""The archive contains exactly what PostgreSQL committed, in commit order, optional or required,
+even if any process is killed.
 """
 
 from __future__ import annotations

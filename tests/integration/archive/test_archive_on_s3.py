@@ -1,5 +1,5 @@
-"""Damage in a bucket: a store refuses ranges of what is too short for them, and the file is named
-all the same.
+"""Damage in a bucket: a store refuses ranges of objects that are too short for them, and the error
+still names the file.
 """
 
 from __future__ import annotations

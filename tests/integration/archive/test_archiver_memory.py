@@ -1,4 +1,4 @@
-"""The archiver's memory depends on what is under way, and not on how much a file has."""
+"""The archiver's memory depends on the rows in progress, and not on the size of a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The audit's destination by itself: partitions, retention, an older auditor's table, a second
-writer.
+"""The audit's destination without the service: partitions, retention, an older auditor's table, a
+second writer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The trail in a browser: what is searched for is shown, with what was before and after, and never
-as markup.
+"""The trail in a browser: a search shows the matching changes, with the rows before and after, and
+never as markup.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Whatever a command can't do is one line that says what was wrong and what to do; no traceback, no
-secret.
-"""
+"""A command that fails prints one line with the cause and a fix: no traceback, no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a consumer begins, and what it is told: nothing passed over, and no gap where nothing is
+"""The start of a consumer, and its errors: nothing is skipped, and no gap is reported if nothing is
 missing.
 """
 

@@ -1,8 +1,8 @@
-"""Readers in an account of their own, as `deploy/nats/accounts.conf` has it: they read all, and
-reach nothing.
+"""Readers in a separate account, as in `deploy/nats/accounts.conf`: they read everything, and can
+change nothing.
 
-In the suite's own account a reader's rights bound what he publishes himself, and not where the
-server sends an answer to him: a reply subject may be any. This is what the account is for.
+In the suite's account, a reader's permissions restrict only its own messages, and not the subject
+to which the server sends a reply: a reply subject may be any. This is the purpose of the account.
 """
 
 from __future__ import annotations

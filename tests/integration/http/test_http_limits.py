@@ -1,5 +1,5 @@
-"""An HTTP port stays usable whoever sits at it: silent connections, too many of them, answers that
-don't come.
+"""An HTTP port stays usable for any client: silent connections, too many of them, responses that
+are not read.
 """
 
 from __future__ import annotations

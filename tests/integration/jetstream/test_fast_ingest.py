@@ -1,6 +1,7 @@
-"""What fast ingest rests on, asked of a real nats-server; and what it does for the wire.
+"""The behaviour of nats-server on which fast ingest depends, and the effect of fast ingest on the
+wire.
 
-What both ways of publishing promise is in test_chain_pipe.py.
+test_chain_pipe.py tests the promises of both ways of publishing.
 """
 
 from __future__ import annotations

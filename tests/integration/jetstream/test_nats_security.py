@@ -1,5 +1,5 @@
-"""TLS to NATS and every way to prove who one is: what is let in, what is refused, and that nothing
-leaks on the way.
+"""TLS to NATS and every method of authentication: which connections are accepted or refused, and
+that nothing leaks on the way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is said when JetStream gives no answer: rights that are missing, or a server that went away."""
+"""The errors when JetStream does not answer: missing permissions, or a server that disappeared."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One reading of a stream against a real nats-server: every message once and in order, whatever
-happens in between.
+"""A pull from a real nats-server returns every message once and in order, despite faults in
+between.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reading what others wrote into a shared stream: all of it, however large, and whatever was
-removed from it.
+"""A range reader returns everything that others wrote into a shared stream: large ranges, and with
+removed messages.
 """
 
 from __future__ import annotations

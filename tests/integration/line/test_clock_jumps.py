@@ -1,8 +1,7 @@
-"""Wall clocks that jump by an hour, or run ten times too fast, cost and double nothing that
-matters.
+"""Wall clocks that jump by an hour, or run ten times too fast, lose and duplicate nothing.
 
-Each process alone believes its moved clock; PostgreSQL's account, through a second slot, says what
-was committed.
+Only one process sees its moved clock; PostgreSQL's record, through a second slot, shows what was
+committed.
 """
 
 from __future__ import annotations

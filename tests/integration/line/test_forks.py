@@ -1,6 +1,7 @@
-"""Another server in the source's place: which of its histories goes on with what the stream has.
+"""Another server replaces the source: the stream continues only with a history that contains its
+content.
 
-The wal-reader is the test's own, so that each epoch says what the test wants of its server.
+The test plays the wal-reader, so that each epoch describes the server as the test needs it.
 """
 
 from __future__ import annotations

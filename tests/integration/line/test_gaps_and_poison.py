@@ -1,4 +1,6 @@
-"""What can't be healed or read is told or stops the stream; nothing goes missing in silence."""
+"""Changes that can't be recovered or read are reported or stop the stream; no change is lost
+silently.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Connections of which one side alone is left: noticed by their silence, within seconds, and
-nothing lost by them.
-"""
+"""Half-open connections are noticed by their silence, within seconds, and lose nothing."""
 
 from __future__ import annotations
 

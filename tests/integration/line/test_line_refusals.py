@@ -1,5 +1,5 @@
-"""What a user gets wrong is one clear line with the remedy, and an exit; what may pass by itself is
-waited for.
+"""A user's mistake ends a service with one clear line and the remedy; a service waits for problems
+that may be temporary.
 """
 
 from __future__ import annotations

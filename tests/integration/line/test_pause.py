@@ -1,5 +1,5 @@
-"""A paused suite publishes nothing, loses nothing, and goes on where it stopped, whatever was
-restarted meanwhile.
+"""A paused suite publishes nothing, loses nothing, and continues where it stopped, even after
+restarts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Two suites of one database share a stream: each delivers everything of its own, whatever the
-duplicate window.
+"""Two suites of one database share a stream: each delivers all of its changes, with any duplicate
+window.
 
 The oracle is a plain reader of the stream.
 """

@@ -1,8 +1,8 @@
-"""The whole suite over TLS alone: PostgreSQL with verify-full and a client certificate, NATS with
+"""The whole suite over TLS only: PostgreSQL with verify-full and a client certificate, NATS with
 mutual TLS.
 
-Nothing else is let in at either server, so whatever arrives came that way: by Spark's tasks, the
-archiver, the audit-writer and a mirror too.
+Both servers refuse all other connections, so every change that arrives used TLS, including those of
+Spark's tasks, the archiver, the audit-writer and a mirror.
 """
 
 from __future__ import annotations

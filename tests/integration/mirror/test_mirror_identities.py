@@ -1,4 +1,4 @@
-"""Mirrors find the row that a change is of, whatever the source identifies its rows by."""
+"""Mirrors find the row of a change by any replica identity of the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers of a mirror see is one moment of the source, also while a table is copied again.
+"""Readers of a mirror see one moment of the source, even while a table is copied again.
 
 Streams are written by hand and read by the follower; copies are put into the target as a bootstrap
 does.

@@ -1,7 +1,7 @@
-"""A table that a target can't hold is parked with its reason; the others go on. It is tried again
-when that may help.
+"""A table that a target can't store is parked with its reason, and the others continue. It is tried
+again when that may help.
 
-Snapshots are of empty tables, answered by the test: no Spark.
+Snapshots are of empty tables, and the test answers the requests: no Spark.
 """
 
 from __future__ import annotations

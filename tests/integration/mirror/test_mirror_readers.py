@@ -1,8 +1,8 @@
-"""Readers of two mirrors see one moment of the source at every reading, whatever becomes of its
-tables and the suite.
+"""Readers of two mirrors see one moment of the source at every reading, during changes of its
+tables and faults of the suite.
 
-The sum over two tables is 0 in every transaction of the source; a reader of each mirror, with a
-connection of its own, asks for it all the time, in one statement: the databases' own SQL is the
+The sum over two tables is 0 in every transaction of the source. A reader of each mirror, with a
+separate connection, requests the sum continuously, in one statement: the databases' SQL is the
 oracle.
 """
 

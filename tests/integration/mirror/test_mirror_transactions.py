@@ -1,8 +1,8 @@
-"""What a mirror commits ends where a transaction of its source ends: streams written by hand, read
-by the follower.
+"""A mirror's commits end where a transaction of its source ends: streams written by hand, read by
+the follower.
 
-Each commit of the target is judged by the rows that it shows, against the transactions as they were
-published.
+Each commit of the target is judged by the rows that it shows, compared with the published
+transactions.
 """
 
 from __future__ import annotations

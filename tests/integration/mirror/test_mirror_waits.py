@@ -1,5 +1,5 @@
-"""A mirror never waits for what does not come: a follower that it keeps from running, a table that
-nobody told of; and never takes what it has not committed for done.
+"""A mirror never waits for something that does not come, such as a blocked follower or a table
+without events, and never treats uncommitted work as done.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""TLS to PostgreSQL in every sslmode, with client certificates and passwords: what is let through,
-what is refused.
+"""TLS to PostgreSQL in every sslmode, with client certificates and passwords: which connections are
+accepted or refused.
 
 Both kinds of connection, the replication stream over libpq and the ordinary one over asyncpg, must
 agree.

@@ -1,5 +1,5 @@
-"""A table's key is one thing, whoever asks: PostgreSQL's own Relation messages and these tables'
-DDL are the oracle.
+"""A table's key is the same in every query: PostgreSQL's Relation messages and the tables' DDL are
+the oracle.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`--zstd-events`: single events under a dictionary of their table, read by whoever has the state
-bucket, once each.
+"""`--zstd-events`: single events with a dictionary of their table, which any reader with the state
+bucket reads once each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What a publication, its partitions and the suite's own selection let through, and what they keep
-out.
-"""
+"""The changes that a publication, its partitions and the suite's selection include or exclude."""
 
 from __future__ import annotations
 

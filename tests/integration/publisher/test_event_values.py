@@ -1,8 +1,8 @@
 """Every row of the contract's table of values, from a table of a real PostgreSQL to the bytes of a
 message.
 
-All values go through the line at once; then each is compared with what the contract says, or with
-what PostgreSQL's own output function prints.
+All values pass the line at the same time; then each is compared with the contract, or with the
+output of PostgreSQL's own output function.
 """
 
 from __future__ import annotations

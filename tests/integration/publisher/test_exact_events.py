@@ -1,5 +1,5 @@
-"""Documents on their way from a table to a message: what their native form loses is beside it, in
-rows and old rows.
+"""Documents from a table to a message: the message also contains the text that their native form
+loses, for rows and old rows.
 """
 
 from __future__ import annotations

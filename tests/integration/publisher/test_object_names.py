@@ -1,5 +1,5 @@
-"""Names of objects, and what containers hold, have one text in events and in snapshots, whatever a
-database sets.
+"""Names of objects, also inside containers, have one text in events and in snapshots, with any
+setting of the database.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""With the event trigger, what leaves no trace of its own is told in its place; without a suite it
-disturbs nobody.
+"""With the event trigger, changes that leave no trace in the log are reported in order; without a
+suite it disturbs no session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A table's shape is told in order: right before the first row that has it, and once.
+"""A table's shape is reported in order: right before the first row that has it, and once.
 
-The catalog is not watched here: what is told comes with rows, at its exact place.
+The catalog is not watched here: schema events come with rows, at their exact position.
 """
 
 from __future__ import annotations

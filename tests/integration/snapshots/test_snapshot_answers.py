@@ -1,7 +1,8 @@
-"""Every request hears of an end: whoever asks late, while one fails, or of a responder that died.
+"""Every request gets a final answer: late ones, ones during a failure, and ones to a responder that
+died.
 
-The tables are empty, which needs no Spark; an older transaction holds snapshots up for as long as a
-test wants.
+The tables are empty, so Spark is not needed; an older transaction delays snapshots for as long as a
+test needs.
 """
 
 from __future__ import annotations

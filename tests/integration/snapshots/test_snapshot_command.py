@@ -1,4 +1,4 @@
-"""`headrace snapshot` on a real responder: what it says is what lies in JetStream."""
+"""`headrace snapshot` with a real responder: its output agrees with the content of JetStream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot does is in the responder's figures: while it runs, and when it is over."""
+"""The responder's metrics show a snapshot's progress while it runs, and its result afterwards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The LSN of a snapshot is exact, whatever is under way when it is taken: the rows that it shows
-are those of the transactions whose commit lies before it. No Spark here: the held snapshot is read
-on a connection beside it.
+"""The LSN of a snapshot is exact, with any transactions in progress: it shows exactly the rows of
+the transactions that committed before it. No Spark here: the held snapshot is read on a second
+connection.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`headrace.archive` through a Spark Connect server: in batch, with filters, as a stream that goes
-on exactly once.
+"""`headrace.archive` through a Spark Connect server: in batch, with filters, and as a stream that
+continues exactly once.
 """
 
 from __future__ import annotations

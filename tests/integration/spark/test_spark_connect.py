@@ -1,6 +1,4 @@
-"""Snapshots on a Spark Connect server: `SPARK_REMOTE` alone decides, and no JVM starts beside the
-responder.
-"""
+"""Snapshots on a Spark Connect server: `SPARK_REMOTE` is enough, and the responder starts no JVM."""
 
 from __future__ import annotations
 

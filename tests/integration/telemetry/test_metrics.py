@@ -1,5 +1,5 @@
-"""What a running suite counts is what happened, in every way of delivery; and a frame has one name
-in all logs.
+"""The metrics of a running suite match what happened, in every delivery mode; and a frame has one
+name in all logs.
 """
 
 from __future__ import annotations

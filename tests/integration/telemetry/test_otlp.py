@@ -1,6 +1,4 @@
-"""What an OpenTelemetry collector is sent: the suite's figures, and the way of single frames as
-traces.
-"""
+"""The suite exports its metrics, and traces of single frames, to an OpenTelemetry collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Telemetry shows the whole suite, whatever is away, in the bridge's words and in its own."""
+"""Telemetry shows the whole suite, even if parts of it are down, with its own and the bridge's
+names.
+"""
 
 from __future__ import annotations
 

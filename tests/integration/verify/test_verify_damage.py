@@ -1,8 +1,7 @@
-"""Whatever is wrong with a mirror's row, the verifier finds it, names it by key and column, and
-names no other.
+"""The verifier finds any wrong row of a mirror, names it by key and column, and names no other row.
 
-The mirrors are made by the suite, brought to equality by PostgreSQL's own text, stopped, and
-damaged by hand.
+The suite creates the mirrors, PostgreSQL's text shows that they are equal, and the tests stop and
+damage them.
 """
 
 from __future__ import annotations

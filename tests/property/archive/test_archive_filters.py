@@ -1,6 +1,4 @@
-"""What Spark filters by leaves out no row that it wants, whatever the rows, the filters and the row
-groups.
-"""
+"""Spark's filters exclude no row that the query wants, for any rows, filters and row groups."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What lasts in the simulated world: PostgreSQL's log and slot, and JetStream with the rules the
-chain rests on.
+"""The durable part of the simulated world: PostgreSQL's log and slot, and JetStream with the rules
+on which the chain depends.
 """
 
 from __future__ import annotations

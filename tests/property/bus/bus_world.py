@@ -1,10 +1,10 @@
 """A world in one thread for the bus: PostgreSQL's slot, a lossy network, JetStream's rules, and
-lives that end.
+processes that die.
 
-The state machines are the real ones (`FrameSender`, `FrameReceiver`, `Ledger`); what drives them
-follows the services in miniature. One seeded scheduler decides what happens next. While it runs it
-checks that PostgreSQL is never told too much and that the stream is a prefix of what was committed;
-`restore` checks that without faults everything arrives.
+The state machines are the real ones (`FrameSender`, `FrameReceiver`, `Ledger`); the code that
+drives them is a small version of the services. One seeded scheduler decides what happens next.
+While it runs, it checks that PostgreSQL never receives too high an LSN and that the stream is a
+prefix of what was committed; `restore` checks that everything arrives without faults.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the bulk parser hears is what nats-py's own parser would, however the bytes are cut and
-whatever is between.
+"""The bulk parser reads the same messages as nats-py's own parser, for any cuts of the bytes and
+any content in between.
 """
 
 from __future__ import annotations

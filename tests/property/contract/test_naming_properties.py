@@ -1,4 +1,4 @@
-"""No two tables share a token, a subject or an id, whatever their names."""
+"""No two tables share a token, a subject or an ID, for any names."""
 
 from __future__ import annotations
 

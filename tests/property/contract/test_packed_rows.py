@@ -1,5 +1,5 @@
-"""Rows packed a column at a time are the rows that the plain way gives, and each row's bytes depend
-on it alone.
+"""Rows that are packed by column are equal to those of the plain converter, and the bytes of a row
+depend only on the row.
 """
 
 from __future__ import annotations

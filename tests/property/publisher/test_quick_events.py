@@ -1,4 +1,4 @@
-"""Messages that are taken many at once give the events that each by itself gives."""
+"""Messages that are processed in bulk give the same events as one by one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Whatever PostgreSQL commits, a consumer that knows only the contract ends with the same tables.
+"""A consumer that knows only the contract ends with the same tables as PostgreSQL, for any commits.
 
-A seeded generator makes schemas (types, keys, replica identities, partitions, generated columns,
+A seeded generator creates schemas (types, keys, replica identities, partitions, generated columns,
 awkward names) and scripts of transactions with DDL in them; a mirror applies the stream; PostgreSQL
 compares the two, value by value. `HEADRACE_DEEP_MINUTES` runs new seeds for that long,
 `HEADRACE_SEED` repeats one.

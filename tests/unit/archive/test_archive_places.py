@@ -1,5 +1,5 @@
-"""Where a reader begins, and what it is told when the archive no longer has that: nothing is passed
-over in silence.
+"""The start of a reader, and its error if the archive no longer contains it: nothing is skipped
+silently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a reader does not want it does not read: files and row groups by LSN, time and table,
+"""A reader does not read what it does not want: files and row groups by LSN, time and table,
 counted in bytes.
 """
 

@@ -1,5 +1,5 @@
-"""WalReader: in order, each row once, one request for a poll; missing, collected, torn and gaps
-told apart.
+"""WalReader returns each row once and in order, with one request for a poll, and distinguishes
+missing, collected and torn files and gaps.
 """
 
 from __future__ import annotations

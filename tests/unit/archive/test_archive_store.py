@@ -1,5 +1,5 @@
-"""A store that could overwrite a file is refused; what kills leave goes; age is told by the store's
-own clock.
+"""A store that could overwrite a file is refused; the remains of killed processes are removed; age
+is measured by the store's own clock.
 """
 
 from __future__ import annotations

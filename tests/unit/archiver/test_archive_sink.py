@@ -1,6 +1,7 @@
-"""The archiver's sink: when a file is closed, what is confirmed, and what a fault leaves undone.
+"""The archiver's sink: when it closes a file, which LSN it confirms, and what a fault leaves
+undone.
 
-The store is in memory; what it holds is read by pyarrow.
+The store is in memory; pyarrow reads its content.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a row of the trail says: documents digit for digit, bytea in PostgreSQL's form, keys of the
-change.
+"""The values of a row of the trail: documents digit for digit, bytea in PostgreSQL's form, the
+change's key.
 """
 
 from __future__ import annotations

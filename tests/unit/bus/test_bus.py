@@ -1,5 +1,5 @@
-"""The bus's bytes and state machines by hand: what is spoilt is refused, credit is kept, the least
-confirmer counts.
+"""The bus's bytes and state machines, by hand: malformed input is refused, credit is respected, the
+slowest confirmer counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `headrace up` shows of its services is told once, not at each of their attempts."""
+"""`headrace up` shows a fact about its services once, not at each of their attempts."""
 
 from __future__ import annotations
 

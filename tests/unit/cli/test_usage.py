@@ -1,4 +1,4 @@
-"""What `--help` and the page of commands say of options is what a person has to type."""
+"""`--help` and the page of commands show options as a person has to type them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What native forms lose stands beside them and is put back for readers; else nothing stands there."""
+"""Texts that native forms lose are stored next to them and restored for readers; other values get
+none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any table can be named in a setting or a command, whatever its name has in it."""
+"""Any table can be named in a setting or a command, with any characters in its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is handed over in bulk is what nats-py itself would send."""
+"""The bytes that are sent in bulk are those that nats-py would send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/metrics.md is what its generator makes, and what services count is what is declared."""
+"""docs/metrics.md is current, and services count only declared metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an event means for a mirror's table, and how rows are compared: the pure parts."""
+"""The effect of an event on a mirror's table, and the comparison of rows: the pure parts."""
 
 from __future__ import annotations
 

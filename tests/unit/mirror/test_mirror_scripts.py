@@ -1,6 +1,6 @@
 """A mirror step by step: scripts of events and faults in virtual time, compared by SQL.
 
-`MirrorWorld` has the rules that hold everywhere: readers see moments of the source, in order.
+`MirrorWorld` checks the rules that always hold: readers see moments of the source, in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is acknowledged is held back for the whole of the interval, and no longer than a step more."""
+"""An acknowledged LSN is held back for the whole interval, and at most one step longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The publisher's pure parts by hand: what may be confirmed, which event is where, where to go on
+"""The publisher's pure parts, by hand: the LSN to confirm, the position of an event, the start
 after a restart.
 """
 

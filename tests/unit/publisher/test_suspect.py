@@ -1,4 +1,6 @@
-"""What a publisher skips unread in a shared stream: never a message that its own reader would know."""
+"""A publisher skips messages of a shared stream without decoding them, but never one of its own
+source.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What is declared is used: by the libraries, the services, the examples or the deployment, and not
-by tests alone.
+"""Every declared name is used: by the libraries, the services, the examples or the deployment, and
+not only by tests.
 
-By name, whoever's it is: what this finds is dead for certain, and something dead that shares its
-name is not found.
+It compares only names: a name that it finds is certainly dead, and a dead name that equals a used
+one is not found.
 """
 
 from __future__ import annotations

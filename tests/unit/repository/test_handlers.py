@@ -1,4 +1,4 @@
-"""What handlers of errors name: each class once, and none beside its base."""
+"""Handlers of errors name each class once, and none together with its base class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""requirements.lock and pyproject.toml agree: what is asked for is locked, with hashes, and nothing
+"""requirements.lock and pyproject.toml agree: every requirement is locked, with hashes, and nothing
 else is.
 """
 

@@ -1,5 +1,5 @@
-"""The pages hang together: every link leads somewhere, every decision is listed, every file named
-is there.
+"""The pages are consistent: every link has a target, every decision is listed, every named file
+exists.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a service's process must never load: each of these would cost it a good part of its memory
-and of its start.
+"""A service's process never loads certain packages: each would cost much of its memory and delay
+its start.
 """
 
 from __future__ import annotations

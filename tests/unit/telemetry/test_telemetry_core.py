@@ -1,5 +1,5 @@
-"""What telemetry reckons: paces, projections, what is left to a consumer, histograms, bounded
-series.
+"""Telemetry's calculations: rates, projections, a consumer's remaining retention, histograms,
+bounded series.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What somebody wrote into a database is shown and never obeyed: by terminals, by markup, by SQL,
-by memory.
-"""
+"""Text from a database is shown and never interpreted: by terminals, by markup, by SQL, by memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A log line is an event with fields, in one of two forms, and grave ones are counted whatever is
-shown.
+"""A log line is an event with fields, in one of two forms, and warnings and errors are counted at
+any log level.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The verifier's own reading of PostgreSQL's text: what is one value is one form, and nothing else
-is.
+"""The verifier's own forms of PostgreSQL's text: equal values have the same form, and different
+values don't.
 """
 
 from __future__ import annotations

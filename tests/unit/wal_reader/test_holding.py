@@ -1,5 +1,5 @@
-"""Who keeps the slot from going on is named in time, however often it begins again; and nobody is
-without cause.
+"""The confirmer that holds up the slot is named in time, even after repeated restarts; and none is
+named without a cause.
 """
 
 from __future__ import annotations
