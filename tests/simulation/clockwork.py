@@ -148,7 +148,11 @@ class VirtualLoop(_Loop):
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> _Handle:
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        when = self.now + delay
+        handle = _Handle(callback, args, context or copy_context(), when)
+        self._numbers += 1
+        heapq.heappush(self._timers, (when, self._numbers, handle))
+        return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002  # asyncio's
         """A thread's work, done in one step a moment later."""
@@ -165,15 +169,22 @@ class VirtualLoop(_Loop):
         self.call_later(THREAD_S, work)
         return future
 
-    def run(self, until: Callable[[], bool]) -> None:
-        """Turn until `until` holds, which is asked after each callback."""
+    def run(self, past: float) -> None:
+        """Everything that happens until then."""
+        self.run_until(lambda: self.next_at > past)
+        self.now = max(self.now, past)
+
+    def run_until(self, over: Callable[[], bool]) -> None:
+        """Turn until `over` holds, which is asked after all callbacks of a moment."""
         before = events._get_running_loop()  # pytest's own loop may run around us
         events._set_running_loop(self._self)
         hooks = sys.get_asyncgen_hooks()
         # One that a dead process left halfway is not closed when it is collected.
         sys.set_asyncgen_hooks(finalizer=lambda _: None)
         try:
-            while not until():
+            self._turn()
+            while not over():
+                self._jump()
                 self._turn()
         finally:
             sys.set_asyncgen_hooks(*hooks)
@@ -181,36 +192,38 @@ class VirtualLoop(_Loop):
 
     @property
     def next_at(self) -> float:
-        """When something happens next."""
-        if self._ready:
-            return self.now
+        """The time of the next callback, between two moments."""
         return self._timers[0][0] if self._timers else float("inf")
 
     def _turn(self) -> None:
-        self.turns += 1
-        if self.turns > TURNS_MAX:
-            raise StuckError(f"{self.turns} turns, and no end")
-        if not self._ready:
-            self._jump()
-        handle = self._ready.popleft()
-        callback, process = handle.callback, handle.process
-        if callback is None:
-            return
-        if process is not None:
-            if process.dead:
-                return
-            if process.asleep:
-                process.held.append(handle)
-                return
-        handle.context.run(callback, *handle.args)
+        """All callbacks of this moment."""
+        ready = self._ready
+        while ready:
+            self.turns += 1
+            if self.turns > TURNS_MAX:
+                raise StuckError(f"{self.turns} turns, and no end")
+            handle = ready.popleft()
+            callback, process = handle.callback, handle.process
+            if callback is None:
+                continue
+            if process is not None:
+                if process.dead:
+                    continue
+                if process.asleep:
+                    process.held.append(handle)
+                    continue
+            handle.context.run(callback, *handle.args)
 
     def _jump(self) -> None:
         """To the next timers; those of one moment in the order in which they were set."""
-        if not self._timers:
+        timers, ready = self._timers, self._ready
+        if not timers:
             raise StuckError("nothing is left that could happen")
-        self.now = max(self.now, self._timers[0][0])
-        while self._timers and self._timers[0][0] <= self.now:
-            self._ready.append(heapq.heappop(self._timers)[2])
+        self.now = now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= now:
+            handle = heapq.heappop(timers)[2]
+            if handle.callback is not None:
+                ready.append(handle)
 
     def begin(self, process: Process, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin the work of a process, in its context."""

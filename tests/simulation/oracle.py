@@ -7,12 +7,13 @@ Headrace's own state. It reads events only by the contract.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgpack
+import orjson
 
 if TYPE_CHECKING:
     from tests.simulation.postgres import Cluster
@@ -40,9 +41,11 @@ def lsn(text: str) -> int:
     return (int(high, 16) << 32) + int(low, 16)
 
 
+# A history asks about each message again and again.
+@lru_cache(maxsize=4096)
 def said(payload: bytes) -> Said:
     """What a message says."""
-    body: Any = json.loads(payload) if payload[:1] in (b"{", b"[") else msgpack.unpackb(payload)
+    body: Any = orjson.loads(payload) if payload[:1] in (b"{", b"[") else msgpack.unpackb(payload)
     if isinstance(body, list):
         return Said(body[0]["source"], tuple(_number(one) for one in body))
     operation = body["operation"]

@@ -18,6 +18,7 @@ from headrace.postgres.connection import PostgresUnreachableError
 from headrace.postgres.replication import Keepalive, SlotState, SystemIdentity
 from headrace.postgres.replication_errors import SlotBusyError
 from headrace.postgres.slot_reader import SlotReader
+from headrace.timing.waits import wait_for
 from tests.simulation.catalog import Table
 
 BEGINS = 0x1000
@@ -77,7 +78,6 @@ class Cluster:
     begun: list[int] = field(default_factory=list)
     connections: dict[Replication, None] = field(default_factory=dict)
     up: bool = True
-    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def record(self, size: int = 8) -> int:
         """A record's place."""
@@ -111,8 +111,8 @@ class Cluster:
         self.wake()
 
     def wake(self) -> None:
-        news, self.news = self.news, asyncio.Event()
-        news.set()
+        for connection in self.connections:
+            connection.wake()
 
     def promoted(self, at: int, slots: dict[str, int]) -> Cluster:
         """A standby that has everything before `at`, and these slots, as the primary."""
@@ -172,7 +172,9 @@ class Replication:
         self._broken = False
         self._slot: Slot | None = None
         self._publication = ""
-        self._interrupted = asyncio.Event()
+        # Set by news of the log, and by an interruption.
+        self._attention = asyncio.Event()
+        self._news = False
         self._next = 0
         self._ready: list[Any] = []
         self._described: dict[int, tuple[str, ...]] = {}
@@ -181,8 +183,8 @@ class Replication:
 
     def cut(self) -> None:
         self._broken = True
-        self._cluster.connections.pop(self, None)
         self._cluster.wake()
+        self._cluster.connections.pop(self, None)
 
     def close(self) -> None:
         self.cut()
@@ -254,20 +256,20 @@ class Replication:
         messages = self.read_now()
         if messages or wait_s <= 0:
             return messages
-        self._interrupted.clear()
-        news = self._cluster.news
-        waits = [asyncio.create_task(one.wait()) for one in (news, self._interrupted)]
-        try:
-            await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        if news.is_set():
+        self._attention.clear()
+        self._news = False
+        await wait_for(self._attention, wait_s)
+        if self._news:
             await asyncio.sleep(self._server.latency())
         return self.read_now()
 
     def interrupt(self) -> None:
-        self._interrupted.set()
+        self._attention.set()
+
+    def wake(self) -> None:
+        """The log has grown, or the connection is cut."""
+        self._news = True
+        self._attention.set()
 
     def read_now(self) -> list[Any]:
         """Some of what is there: a part of a transaction, if it comes so."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import base64
 import itertools
-import json
 import random
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from tests.simulation.batches import FAST, take_atomic, take_fast
 from tests.simulation.clockwork import PROCESS, VirtualLoop
@@ -109,6 +110,8 @@ class Server:
         self.hiccup = HICCUP
         self._numbers = itertools.count(1)
         self._busy: dict[str, float] = {}
+        # The stream of each subject, by its name.
+        self._captured: dict[str, str] = {}
         self._context = copy_context()
         self._context.run(PROCESS.set, None)
 
@@ -169,8 +172,13 @@ class Server:
     def captures(self, subject: str) -> Stream | None:
         if subject.startswith(("_INBOX.", "headrace.")):
             return None
+        # No two streams have subjects in common.
+        known = self.streams.get(self._captured.get(subject, ""))
+        if known is not None:
+            return known
         for stream in self.streams.values():
             if any(matches(pattern, subject) for pattern in stream.subjects):
+                self._captured[subject] = stream.name
                 return stream
         return None
 
@@ -178,10 +186,12 @@ class Server:
         """Core NATS: to whoever listens now."""
         heard = 0
         for connection in self._listeners(subject):
-            if any(matches(pattern, subject) for pattern in connection.subs.values()):
-                heard += 1
-                if not self.loses(subject):
-                    connection.deliver(subject, reply, headers, payload)
+            for pattern in connection.subs.values():
+                if pattern == subject or matches(pattern, subject):
+                    heard += 1
+                    if not self.loses(subject):
+                        connection.deliver(subject, reply, headers, payload)
+                    break
         return heard
 
     def _listeners(self, subject: str) -> tuple[Connection, ...]:
@@ -193,7 +203,7 @@ class Server:
 
     def answer(self, reply: str, answer: Answer | None, headers: Headers | None = None) -> None:
         if reply and answer is not None:
-            self.route(reply, "", headers, json.dumps(answer).encode())
+            self.route(reply, "", headers, orjson.dumps(answer))
 
     def _store(self, message: tuple[Stream, str, str, Headers, bytes]) -> None:
         stream, subject, reply, headers, payload = message
@@ -227,16 +237,16 @@ class Server:
         name = next((one for one in words if one in self.streams), "")
         verb = subject.split(f".{name}", 1)[0] if name else ".".join(words[:2])
         if verb == "STREAM.CREATE":
-            self.answer(reply, self._create(json.loads(payload)))
+            self.answer(reply, self._create(orjson.loads(payload)))
         elif not name:
             self.answer(reply, _NOT_FOUND)
         elif verb == "STREAM.INFO":
             self.answer(reply, self.streams[name].info())
         elif verb == "STREAM.MSG.DELETE":
-            there = self.streams[name].delete(json.loads(payload)["seq"])
+            there = self.streams[name].delete(orjson.loads(payload)["seq"])
             self.answer(reply, {"success": True} if there else _NO_MESSAGE)
         elif verb == "STREAM.MSG.GET":
-            self.answer(reply, self._message(self.streams[name], json.loads(payload)))
+            self.answer(reply, self._message(self.streams[name], orjson.loads(payload)))
         elif verb == "DIRECT.GET":
             self._direct(self.streams[name], subject.split(f".{name}.", 1)[1], reply)
         elif verb.startswith("CONSUMER"):
@@ -249,7 +259,7 @@ class Server:
                 name,
                 tuple(config.get("subjects", ())),
                 config.get("duplicate_window", 0) / 1e9 or 120.0,
-                f"2026-09-19T00:00:{self.number():02d}.000000000Z",
+                f"2026-09-19T00:00:00.{self.number():09d}Z",
                 config.get("max_msgs_per_subject", -1) or -1,
                 bool(config.get("allow_batched")),
                 bool(config.get("allow_atomic")),
@@ -291,7 +301,7 @@ class Server:
 
     def _consumer(self, verb: str, stream: Stream, name: str, reply: str, payload: bytes) -> None:
         if verb == "CONSUMER.CREATE":
-            config = json.loads(payload)["config"]
+            config = orjson.loads(payload)["config"]
             first, name = config.get("opt_start_seq", 1), config["name"]
             stream.consumers[name] = Consumer(stream, name, max(first, stream.first_seq))
             self.answer(reply, _consumer_info(stream.name, name))
@@ -299,7 +309,7 @@ class Server:
             stream.consumers.pop(name, None)
             self.answer(reply, {"success": True})
         elif name in stream.consumers:
-            wanted = json.loads(payload)
+            wanted = orjson.loads(payload)
             pull = _Pull(reply, wanted["batch"], self.loop.now + wanted["expires"] / 1e9)
             consumer = stream.consumers[name]
             consumer.pulls.append(pull)

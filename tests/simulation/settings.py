@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, get_type_hints
+from unittest import mock
 
-from headrace.settings import Settings, load
+from headrace.settings import Settings, declaration, load
 
 BASE = Settings()
+# Python takes long to evaluate annotations.
+_hints = cache(get_type_hints)
 _FIXED = {
     "HEADRACE_IN_FLIGHT_BYTES_MAX": "65536",
     "HEADRACE_ACK_TIMEOUT_S": "2.0",
@@ -39,4 +42,5 @@ def settings_of(options: dict[str, Any], source: str) -> Settings:
 
 @lru_cache(maxsize=10_000)
 def _loaded(environment: tuple[tuple[str, str], ...]) -> Settings:
-    return load(dict(environment))
+    with mock.patch.object(declaration, "get_type_hints", _hints):
+        return load(dict(environment))

@@ -25,7 +25,7 @@ def simulated(requests: list[Request]) -> list[Any]:
     client = SimClient(server, None, copy_context())
     client.open()
     task = loop.create_task(run_again(client, requests))
-    loop.run(task.done)
+    loop.run_until(task.done)
     return task.result()
 
 

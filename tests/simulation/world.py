@@ -8,21 +8,24 @@ that were killed or gave up.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
-from functools import partial
-from typing import Any
+from functools import cache, lru_cache, partial
+from typing import Any, TypeVar
 from unittest import mock
 
+from nats.aio import subscription as nats_subscription
 from nats.js.kv import KeyValue
 
 import headrace.archiver.service as archiver_service
 import headrace.publisher.service as publisher_service
 import headrace.wal_reader.service as reader_service
+from headrace.confirming import row_compiler
 from headrace.errors import HeadraceError
 from headrace.jetstream import provisioning
 from headrace.postgres import catalog as real_catalog
@@ -51,7 +54,12 @@ from tests.simulation.settings import BASE, settings_of
 from tests.simulation.steps import Steps
 from tests.simulation.stream import Stored, Stream
 
+T = TypeVar("T")
+
 HEAL_S = 30.0
+# How often a history is asked whether it has arrived.
+_LOOK_S = 0.25
+_COLLECT_AFTER = 50_000
 _SERVICES = {"publisher": publisher_service, "reader": reader_service, "archiver": archiver_service}
 
 
@@ -218,7 +226,7 @@ class World:
         """From the beginning to the good end, or to a violation."""
         before = logging.root.manager.disable
         logging.disable(self.quiet)
-        with self._patched(), virtual_clocks(self.loop, self.chance):
+        with rarely_collected(), self._patched(), virtual_clocks(self.loop, self.chance):
             try:
                 self._live()
             finally:
@@ -241,31 +249,23 @@ class World:
             self.begin("reader", source)
             self.begin("publisher", source)
         for step in self.plan.steps:
-            self.loop.run(partial(self._past, step.at))
+            self.loop.run_until(step.at)
             self.steps.do(step)
         self._heal()
-
-    def _past(self, at: float) -> bool:
-        return self.loop.now >= at or self.loop.next_at > at
 
     def _heal(self) -> None:
         """Without faults everything arrives, or its absence is reported."""
         self.steps.calm()
         deadline = self.loop.now + HEAL_S
-        checked = [self.loop.now + self._patience_s()]
         # What was lost is noticed by what comes behind it.
         self.postgres.primary.commit(self.steps.changes(3), 0)
 
-        def over() -> bool:
-            if self.loop.now < checked[0]:
-                return False
-            checked[0] = self.loop.now + 0.25
+        self.loop.run_until(self.loop.now + self._patience_s())
+        while not self._settled() and self.loop.now <= deadline:
             # PostgreSQL itself writes a record now and then.
             self.postgres.primary.record()
             self.postgres.primary.wake()
-            return self._settled() or self.loop.now > deadline
-
-        self.loop.run(over)
+            self.loop.run_until(self.loop.now + _LOOK_S)
         if self.crashes:
             raise ViolationError(f"a service crashed: {sorted(set(self.crashes))[:3]}")
         for source in self.sources:
@@ -351,13 +351,47 @@ class World:
             put(real_catalog, "table_facts", catalog.table_facts)
             put(real_catalog, "relations_now", catalog.relations_now)
             put(catalog_watch, "read_publication", catalog.read_publication)
+            # The same few tables, in each epoch of each history.
+            put(row_compiler, "compile", _compiled, create=True)
+            # As Python 3.12 has it: without a task for each message that is awaited.
+            put(asyncio, "wait_for", _wait_for)
+            put(nats_subscription, "uuid4", self.server.number)
             put(KeyValue, "watch", watch)
             put(KeyValue, "keys", list_keys)
             yield
 
 
-def _put(stack: ExitStack, module: Any, name: str, what: Any) -> None:
-    stack.enter_context(mock.patch.object(module, name, what))
+def _put(stack: ExitStack, module: Any, name: str, what: Any, *, create: bool = False) -> None:
+    stack.enter_context(mock.patch.object(module, name, what, create=create))
+
+
+async def _wait_for(work: Awaitable[T], timeout: float | None) -> T:
+    async with asyncio.timeout(timeout):
+        return await work
+
+
+@lru_cache(maxsize=1000)
+def _compiled(*given: Any) -> Any:
+    return compile(*given)
+
+
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """As services have it (`headrace.process.lifecycle`); a history leaves little behind."""
+    before = gc.get_threshold()
+    _freeze()
+    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@cache
+def _freeze() -> None:
+    """Everything imported stays: looking through it again and again takes a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def leaves(error: BaseException | None) -> Iterator[BaseException]:

@@ -67,7 +67,7 @@ class VirtualNats:
         logging.disable(logging.CRITICAL)
         try:
             with virtual_clocks(self.loop, self.chance):
-                self.loop.run(until)
+                self.loop.run_until(until)
         finally:
             logging.disable(before)
 

@@ -21,7 +21,7 @@ def on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
         with virtual_clocks(loop, random.Random(0)):
             try:
                 task = loop.begin(Process("test"), test(*args, **named))
-                loop.run(task.done)
+                loop.run_until(task.done)
             finally:
                 loop.bury()
         task.result()
