@@ -249,7 +249,7 @@ class World:
             self.begin("reader", source)
             self.begin("publisher", source)
         for step in self.plan.steps:
-            self.loop.run_until(step.at)
+            self.loop.run(step.at)
             self.steps.do(step)
         self._heal()
 
@@ -260,12 +260,12 @@ class World:
         # What was lost is noticed by what comes behind it.
         self.postgres.primary.commit(self.steps.changes(3), 0)
 
-        self.loop.run_until(self.loop.now + self._patience_s())
+        self.loop.run(self.loop.now + self._patience_s())
         while not self._settled() and self.loop.now <= deadline:
             # PostgreSQL itself writes a record now and then.
             self.postgres.primary.record()
             self.postgres.primary.wake()
-            self.loop.run_until(self.loop.now + _LOOK_S)
+            self.loop.run(self.loop.now + _LOOK_S)
         if self.crashes:
             raise ViolationError(f"a service crashed: {sorted(set(self.crashes))[:3]}")
         for source in self.sources:

@@ -45,6 +45,9 @@ class Entry:
     # The LSN that the catalog was not beyond when `storage` was read, likewise: an earlier reading
     # says nothing new.
     read_lsn: int = 0
+    # Stored before its event, which a catalog reading caused: no row shows whether that was stored
+    # too.
+    pending: bool = False
 
     def encode(self) -> dict[str, Any]:
         return {
@@ -54,6 +57,7 @@ class Entry:
             "since": list(self.since),
             "msg_id": self.msg_id,
             "storage": self.storage,
+            "pending": self.pending,
         }
 
     @classmethod
@@ -68,6 +72,8 @@ class Entry:
             Position(*value["since"]),
             msg_id=str(value["msg_id"]),
             storage=str(value["storage"]),
+            # Earlier versions had none.
+            pending=bool(value.get("pending", False)),
         )
 
 

@@ -266,24 +266,28 @@ class StreamSink:
         reading = self._watch.due(self._passed_lsn, self._delivery.reached_lsn)
         if reading is None:
             return
-        for event in self._assembler.read_catalog(reading):
-            await self._publish(event)
-        for token in self._line.book.adopted:
+        reported = list(self._assembler.read_catalog(reading))
+        for event in reported:
+            await self._publish(event, pending=True)
+        if reported:
+            # Before any row: a restart finds the event only at the stream's end.
+            await self._deliver_all()
+        for token in (*map(_token_of, reported), *self._line.book.adopted):
             await self._keep(token)
         self._line.book.adopted.clear()
 
-    async def _publish(self, event: PublishedEvent) -> None:
+    async def _publish(self, event: PublishedEvent, *, pending: bool = False) -> None:
         if not event.advances:
             # Before the event: a shape that the stream may have must not be worked out again from a
             # later catalog.
-            await self._keep(event.subject.split(".")[1])
+            await self._keep(_token_of(event), pending=pending)
             failpoint("publisher.after_shape_before_event")
         await self._delivery.event(event)
 
-    async def _keep(self, token: str) -> None:
+    async def _keep(self, token: str, *, pending: bool = False) -> None:
         entry = self._line.book.entry(token)
         if entry is not None:
-            await self._line.shelf.keep(token, entry)
+            await self._line.shelf.keep(token, replace(entry, pending=pending))
 
     def _begin_writing(self) -> None:
         self._written_at = time.monotonic()
@@ -308,3 +312,8 @@ class StreamSink:
     async def _deliver_all(self) -> None:
         await self._delivery.flush()
         await self._pipe.drain()
+
+
+def _token_of(event: PublishedEvent) -> str:
+    """The table of a schema event."""
+    return event.subject.split(".")[1]
