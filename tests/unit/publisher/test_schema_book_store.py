@@ -59,7 +59,7 @@ def shelf(bucket: Any) -> BookShelf:
 
 async def storage_after(bucket: Bucket, position: int, ids: set[str] | None = None) -> str:
     """What a publisher that starts with the stream at this LSN knows of the table's files."""
-    book = await shelf(bucket).load(Position(position, 0), ids or set())
+    book = await shelf(bucket).load(Position(position, 0), ids or set(), {})
     entry = book.entry("t")
     assert entry is not None
     return entry.storage
@@ -92,7 +92,7 @@ async def test_a_shape_whose_event_is_in_the_stream_counts_for_all_later_publish
 
 async def test_an_acknowledged_shape_counts(bucket: Bucket) -> None:
     writer = shelf(bucket)
-    await writer.load(Position(15, 0), set())
+    await writer.load(Position(15, 0), set(), {})
     await writer.keep("t", REWRITTEN)
     acknowledged = Entry(SHAPE, 2, Position(20, 0), msg_id="14-t-schema", storage="after")
     await writer.keep("t", acknowledged)
@@ -105,7 +105,7 @@ async def test_a_late_acknowledgement_changes_nothing_that_a_successor_wrote(
     bucket: Bucket,
 ) -> None:
     late = shelf(bucket)
-    await late.load(Position(15, 0), set())
+    await late.load(Position(15, 0), set(), {})
     await storage_after(bucket, 15, {REWRITTEN.msg_id})
     with pytest.raises(LostRaceError):
         await late.keep("t", REWRITTEN)
