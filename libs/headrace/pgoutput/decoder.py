@@ -123,7 +123,11 @@ def _read_string(data: bytes, at: int) -> tuple[str, int]:
     except UnicodeDecodeError as error:
         raise DecodeError(
             f"a name at byte {at} of pgoutput message {data[:1]!r} is not UTF-8",
-            remedy="Set the replication connection's client_encoding to UTF8",
+            remedy=(
+                "A SQL_ASCII database has names in any encoding: rename it, and drop the slot "
+                "(pg_drop_replication_slot), which still has its changes. Elsewhere, set the "
+                "replication connection's client_encoding to UTF8"
+            ),
         ) from error
 
 

@@ -167,7 +167,7 @@ def test_a_negative_count_or_size_is_an_error(data: bytes) -> None:
     ],
 )
 def test_a_name_that_is_not_utf8_is_an_error_with_a_remedy(data: bytes) -> None:
-    with pytest.raises(DecodeError, match=r"not UTF-8\. Set .* client_encoding"):
+    with pytest.raises(DecodeError, match=r"not UTF-8\. A SQL_ASCII .* client_encoding"):
         decode(data)
 
 
