@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace import log as logs
+from headrace.cli.audit.environment import in_their_words
 from headrace.errors import HeadraceError
 from headrace.terminal.text import plain
 
@@ -45,7 +47,8 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     try:
         uvloop.run(work())
     except HeadraceError as error:
-        typer.echo(plain(f"headrace: {error}"), err=True)
+        text = in_their_words(str(error), os.environ)
+        typer.echo(plain(f"headrace: {text}"), err=True)
         raise typer.Exit(1) from error
 
 

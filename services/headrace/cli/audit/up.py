@@ -19,14 +19,13 @@ from pathlib import Path
 
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.cli.audit.beside import NAME, STREAM, RunningSuite, suite_beside, without_a_suites
-from headrace.cli.audit.environment import environment, in_their_words, yes
+from headrace.cli.audit.environment import environment, yes
 from headrace.cli.setup import init, teardown
 from headrace.cli.up.keeper import Keeper, cancelled, unless_told_to_stop
 from headrace.cli.up.view import CreatedObjects, View
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
 from headrace.embedded.process import AlreadyServedError
-from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
 from headrace.suite.services import AUDIT_WRITER, PUBLISHER, WAL_READER
 from headrace.supervisor.process import Service
@@ -45,16 +44,8 @@ async def run(folder: Path, *, once: bool, verbose: bool) -> None:
     given = environment(os.environ)
     audit = load_audit(given)
     cleanup = yes(given.get("CLEANUP_ON_SHUTDOWN", ""))
-    environ = dict(os.environ)
     with _alone(folder):
-        try:
-            await _AuditUp(folder, given, audit, View(verbose=verbose), cleanup=cleanup).run(
-                once=once
-            )
-        except HeadraceError as error:
-            error.args = (in_their_words(str(error.args[0]), environ),)
-            error.remedy = in_their_words(error.remedy, environ)
-            raise
+        await _AuditUp(folder, given, audit, View(verbose=verbose), cleanup=cleanup).run(once=once)
 
 
 def _make(folder: Path) -> None:
