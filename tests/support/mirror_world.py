@@ -242,7 +242,11 @@ class MirrorWorld(VirtualNats):
         self.responds = True
         self.joined = False
         self.fails_snapshots = 0
+        # How long an answer takes, and a copy.
+        self.answer_s = 0.01
         self.copy_s = 0.05
+        # Whether the bucket of schemas keeps up with the stream.
+        self.keeps_schemas = True
         self.chunk_rows = 3
         # By table: steps since the last commit, and rows put into its copies.
         self.writes: Counter[str] = Counter()
@@ -295,7 +299,7 @@ class MirrorWorld(VirtualNats):
         body, headers = message
         one = body[0] if isinstance(body, list) else body
         seq = self.server.put(_subject(body), json.dumps(body).encode(), headers)
-        if one["operation"] == "SCHEMA":
+        if one["operation"] == "SCHEMA" and self.keeps_schemas:
             token = table_token(one["schema"], one["table"])
             self.server.put(f"$KV.{STREAMS.schemas}.{token}", json.dumps(one).encode())
         tx = (body[-1] if isinstance(body, list) else body)["tx"]
@@ -329,20 +333,24 @@ class MirrorWorld(VirtualNats):
     def create(self, name: str, rows: int = 0, /, **more: str) -> None:
         """A table that the source publishes already."""
         self.source.create(name, rows, **more)
+        self.republish(name)
+        self._progress = (self.source.end, self.server.streams["CDC"].last_seq)
+        self._keep_progress(None)
+
+    def republish(self, name: str) -> None:
+        """Store the table's shape in the bucket of schemas."""
         table = self.source.tables[name]
         token = table_token(table.schema, name)
         self.server.put(
             f"$KV.{STREAMS.schemas}.{token}", json.dumps(table.described(name)).encode()
         )
-        self._progress = (self.source.end, self.server.streams["CDC"].last_seq)
-        self._keep_progress(None)
 
     # The responder.
 
     def _on_stored(self, stream: Stream, stored: Stored) -> None:
         if stream.name == "SNAPSHOT_REQUESTS" and self.responds:
             token = stored.subject.split(".", 2)[2]
-            self.server.at(self.loop.now + 0.01, self._answer, (token, stored))
+            self.server.at(self.loop.now + self.answer_s, self._answer, (token, stored))
 
     def _answer(self, message: tuple[str, Stored]) -> None:
         token, request = message
