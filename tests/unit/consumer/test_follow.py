@@ -52,6 +52,7 @@ def test_events_come_in_stream_order_each_once(nats: VirtualNats) -> None:
 
 def test_events_that_are_stored_later_come_without_a_new_start(nats: VirtualNats) -> None:
     async def use(consumer: Consumer) -> list[int]:
+        assert (consumer.seen_seq, consumer.given_seq) == (0, 0)
         assert await consumer.next(0.5) is None
         put(nats, 1, 2)
         first = await rest(consumer)

@@ -116,6 +116,7 @@ def test_a_hole_is_reported_after_the_messages_before_it(nats: VirtualNats) -> N
         reading(nats, use)
     assert found == [1, 2]
     assert (error.value.first_lost, error.value.last_lost, error.value.damaged) == (3, 3, True)
+    assert "3 to 3 are missing from the middle" in str(error.value)
 
 
 def test_a_hole_is_reported_to_a_filtered_reader_if_the_server_lists_it(nats: VirtualNats) -> None:

@@ -246,6 +246,7 @@ def test_another_stream_of_the_same_name_is_noticed(nats: VirtualNats) -> None:
 
     error = failing(nats, replace)
     assert error.rewritten
+    assert "the stream was replaced by another one" in str(error)
     assert (error.first_lost, error.last_lost) == (4, 3)
 
 
@@ -278,6 +279,7 @@ def test_messages_discarded_while_the_consumer_was_away_are_noticed(nats: Virtua
     nats_error = failing(nats, discard)
     assert not nats_error.rewritten
     assert (nats_error.first_lost, nats_error.last_lost) == (4, 5)
+    assert "stream sequences 4 to 5 were discarded" in str(nats_error)
 
 
 def test_discarded_messages_that_were_read_or_passed_are_no_loss(nats: VirtualNats) -> None:

@@ -58,6 +58,8 @@ def test_transaction_ids_are_compared_around_their_wrap() -> None:
     assert not precedes(5, 5)
     assert precedes(2**32 - 1, 3)
     assert not precedes(3, 2**32 - 1)
+    assert precedes(0, 2**31)
+    assert not precedes(0, 2**31 + 1)
 
 
 def test_only_ids_between_a_transaction_and_the_next_one_are_later() -> None:
@@ -71,6 +73,9 @@ def test_only_ids_between_a_transaction_and_the_next_one_are_later() -> None:
     assert follows(2, 2**32 - 5, 4)
     # A reading from before the transaction knows of nothing later.
     assert not follows(12, 20, 10)
+    assert not follows(25, 20, 10)
+    assert not follows(11, 10, 10 + 2**31)
+    assert follows(11, 10, 9 + 2**31)
 
 
 def test_a_snapshot_sees_what_had_committed() -> None:

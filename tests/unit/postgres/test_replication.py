@@ -106,7 +106,10 @@ class Server:
         return self.version
 
     def connect_poll(self) -> pq.PollingStatus:
-        return self.polls.popleft()
+        """Each stage ends while the event loop turns."""
+        if len(self.polls) > 1:
+            asyncio.get_running_loop().call_soon(self.polls.popleft)
+        return self.polls[0]
 
     def parameter_status(self, name: bytes) -> bytes:
         assert name == b"server_encoding"
@@ -126,8 +129,13 @@ class Server:
     def flush(self) -> int:
         if self.flush_error is not None:
             raise self.flush_error
-        self.flushes = max(0, self.flushes - 1)
+        if self.flushes:
+            asyncio.get_running_loop().call_soon(self._flushed)
         return self.flushes
+
+    def _flushed(self) -> None:
+        """The socket takes more while the event loop turns."""
+        self.flushes = max(0, self.flushes - 1)
 
     def is_busy(self) -> int:
         return self.busy
@@ -262,9 +270,9 @@ async def test_the_server_identifies_itself(server: Server) -> None:
 
 async def test_the_ends_of_earlier_timelines_are_read_from_the_history(server: Server) -> None:
     connection = await opened(server)
-    history = "1\t0/3000\tno recovery target\n\n2\t0/5000\tbefore\nx\t0/1\n7\n"
+    history = "1\t0/3000\tno recovery target\n\n2\t0/5000\tbefore\nx\t0/1\n7\n4\t0/7000\n"
     server.answers.append([Result(("00000003.history", history))])
-    assert await connection.forks(3) == ((1, 0x3000), (2, 0x5000))
+    assert await connection.forks(3) == ((1, 0x3000), (2, 0x5000), (4, 0x7000))
     assert server.commands == ["TIMELINE_HISTORY 3"]
     assert await connection.forks(1) == ()
     assert len(server.commands) == 1
@@ -452,7 +460,8 @@ async def test_reading_waits_for_the_first_message(server: Server) -> None:
         server.arrives()
 
     asyncio.get_running_loop().call_later(0.02, lambda: asyncio.ensure_future(send()))
-    assert await connection.read(30.0) == [(7, b"1")]
+    assert await connection.read(0.9) == [(7, b"1")]
+    assert not asyncio.get_running_loop().remove_reader(server.socket), "it is watched no more"
     server.copied.append(xlog(8, b"2"))
     assert await connection.read(30.0) == [(8, b"2")]
 
