@@ -53,6 +53,7 @@ def table_token(schema: str, table: str) -> str:
     name = _encode_part(table)
     if schema != PUBLIC:
         return f"{_encode_part(schema)}{_SEPARATOR}{name}"
+    # Its changes would have the subject of emitted messages or gaps.
     if name in RESERVED_TOKENS:
         return f"=5F{name[1:]}"
     return name

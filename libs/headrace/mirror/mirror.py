@@ -118,6 +118,7 @@ class Mirror:
     def _mend(self, group: BaseExceptionGroup[Any]) -> None:
         """Handle errors that can be repaired or waited for; raise any other."""
         errors = list(leaves(group))
+        # All of them: a missing row must be noted even if the server went away at the same time.
         for error in errors:
             if isinstance(error, RowMissingError):
                 log.error("row_missing", table=error.table.token, reason=str(error))
@@ -201,6 +202,7 @@ class Mirror:
         """Add tables that were not published yet when this run started."""
         while True:
             await asyncio.sleep(DISCOVER_S)
+            # The follower reports a server that is unavailable, and the search is repeated anyway.
             with contextlib.suppress(NatsError, TimeoutError):
                 if found := await self._found(lambda token: token not in self.book.tables):
                     await self._take_up(found)
@@ -216,6 +218,7 @@ class Mirror:
         """Start a bootstrap for each table that needs one, a few at a time."""
         room = asyncio.Semaphore(BOOTSTRAPS_MAX)
         while True:
+            # Before the tables are examined: news that arrive in the meantime must not be lost.
             self.book.news.clear()
             self._running = {
                 token: task for token, task in self._running.items() if not task.done()
@@ -246,6 +249,8 @@ class Mirror:
                 self.stats.count("mirror_bootstraps")
             finally:
                 self.progress.pop(token, None)
+                # Not immediately: until this task has returned, it counts as running, and its table
+                # would not get another one.
                 asyncio.get_running_loop().call_soon(self.book.news.set)
 
     async def look(self) -> None:

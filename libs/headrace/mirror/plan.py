@@ -81,6 +81,7 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> AlterTable | Resync | 
         return Resync("columns exchanged their names")
     old_names = {old: new for new, old in renamed.items()}
     types = {column.name: column for column in wanted.columns}
+    # In the mirror's order: databases add columns at the end.
     kept = [old_names.get(column.name, column.name) for column in table.columns]
     kept = [name for name in kept if name in types]
     columns = tuple(types[name] for name in [*kept, *(name for name in types if name not in kept)])
@@ -180,6 +181,7 @@ def coalesced(steps: Iterable[Step]) -> list[Step]:
     merged: list[Step] = []
     rows: list[Mapping[str, Any]] = []
     for step in steps:
+        # Only neighbors are merged: a step in between may depend on the rows before it.
         last = merged[-1] if merged else None
         if (
             isinstance(step, InsertRows)

@@ -88,6 +88,7 @@ class Snapshots:
         """
         request = _Request(token, progress)
         async with self._heard(request) as inbox:
+            # Both before the request: what is in the streams by then is older than the snapshot.
             note = await self._last_seq(self._stream)
             after = await self._last_seq(self._init)
             # With the inbox in a header, the answer belongs to this very request, however late it

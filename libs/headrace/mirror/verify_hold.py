@@ -40,6 +40,7 @@ class VerifyHold:
 
     def set(self, lsn: int | None, for_s: float) -> None:
         self.lsn = lsn
+        # Bounded: a verifier that dies must not hold up the mirror for long.
         self._until = time.monotonic() + min(for_s, HOLD_S_MAX)
         self.stopped.clear()
         self.changed.set()
@@ -53,6 +54,7 @@ class VerifyHold:
 
     async def wait(self, wait_s: float) -> None:
         """Wait until something about the hold changes, or a little while."""
+        # A change from before this wait has been heeded already.
         self.changed.clear()
         self.stopped.set()
         await wait_for(self.changed, wait_s)
@@ -76,6 +78,7 @@ class VerifyHold:
             log.warning("hold_not_understood", error=type(DecodeError(str(error))).__name__)
             return
         self.set(None if lsn is None else int(lsn), for_s)
+        # The verifier takes its snapshot only after this answer: nothing is applied from then on.
         if lsn == 0:
             await wait_for(self.stopped, for_s)
         if message.reply:

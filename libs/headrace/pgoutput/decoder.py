@@ -219,6 +219,7 @@ def _read_update(data: bytes) -> tuple[Update, int]:
 
 def _read_delete(data: bytes) -> tuple[Delete, int]:
     kind = data[5]
+    # One of them always comes: PostgreSQL refuses a DELETE without a replica identity.
     if kind not in (_KEY, _OLD):
         raise _bad_row_kind(data, 5)
     row, at = _read_row(data, 6)
@@ -237,6 +238,7 @@ def _read_truncate(data: bytes) -> tuple[Truncate, int]:
     (count,) = _uint32(data, 1)
     options = data[5]
     end = 6 + 4 * count
+    # Checked before reading: a damaged count could demand billions of OIDs.
     if end > len(data):
         raise DecodeError(
             f"pgoutput message {data[:1]!r} of {len(data)} bytes ends too early for {count} tables"

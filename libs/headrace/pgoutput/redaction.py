@@ -25,6 +25,7 @@ def without(data: bytes, columns: Collection[int]) -> bytes:
         rows = [(b"K", message.key), (b"O", message.old)]
     else:
         return b""
+    # The kind and the relation's OID stay as they are.
     return data[:5] + b"".join(
         kind + _written(row, columns) for kind, row in rows if row is not None
     )

@@ -61,6 +61,7 @@ async def place_of(
     lanes = lanes_of(marks)
     table_lane = f"{state.source}/{state.schema}.{state.name}"
     applied = [lanes[lane].position for lane in (state.source, table_lane) if lane in lanes]
+    # Its rows contain changes from behind the LSN, which nobody can take out again.
     if state.since > lsn or max(applied, default=ORIGIN).lsn >= lsn:
         return MirrorProgress.PAST
     if await _lacks(stream, lanes, state, lsn):
@@ -82,6 +83,8 @@ async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> b
         for event in await events_of(
             stream.dictionaries, message.data or b"", message.subject or "", seen
         ):
+            # The mirror has applied it, or the table's snapshot contains it.
             if has_passed(lanes, event) or event.position.lsn < state.since:
                 continue
+            # A table's events are in commit order, so the first one that is not applied decides.
             return event.position.lsn < lsn

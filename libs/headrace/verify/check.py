@@ -124,6 +124,7 @@ class Verifier:
             return refusal
         deadline = time.monotonic() + self.patience.wait_s
         verdict = await self._once(token, deadline)
+        # DDL that no row follows reaches the mirror late, so the first difference may be only that.
         if not verdict.equal:
             await asyncio.sleep(self.patience.again_s)
             verdict = await self._once(
@@ -155,6 +156,8 @@ class Verifier:
             try:
                 return await self._compare(token, deadline)
             except (PastError, NotThereError):
+                # The mirror is released by now: the next attempt takes another snapshot, at
+                # another LSN.
                 if time.monotonic() >= deadline:
                     raise
 
@@ -169,6 +172,8 @@ class Verifier:
             # Nothing may hold up a bootstrap.
             await asyncio.sleep(BOOTSTRAP_LOOK_S)
             raise NotThereError(f"{token} is being bootstrapped")
+        # Readers stay at an older moment until the copy is shown (docs/adr/0020), so this LSN would
+        # be waited for in vain.
         if waits:
             await asyncio.sleep(BOOTSTRAP_LOOK_S)
             raise NotThereError(f"{token} waits for a table that the mirror copies again")
@@ -177,6 +182,7 @@ class Verifier:
             if isinstance(held, Verdict):
                 return held
             reading = await stack.enter_async_context(self._reading_at(held.lsn, state, deadline))
+            # The reading keeps its moment, so the mirror may continue while rows are compared.
             await self._hold(identity, None)
             return await self._rows(held, reading, token)
 
@@ -184,7 +190,9 @@ class Verifier:
         self, stack: contextlib.AsyncExitStack, state: TableState, identity: str
     ) -> HeldSnapshot | Verdict:
         """The source's snapshot, with the mirror held before it."""
+        # Before the snapshot: a mirror that had passed its LSN could not be compared with it.
         await self._hold(identity, 0)
+        # Also if the snapshot fails: a mirror must not stay held.
         stack.push_async_callback(self._hold, identity, None)
         try:
             request = SnapshotRequest(state.token, state.schema, state.name)
@@ -210,6 +218,8 @@ class Verifier:
         """A reader of the mirror at exactly this LSN."""
         token = before.token
         until = min(deadline, time.monotonic() + HOLD_S)
+        # Until then an event may still be on its way, and its absence from the stream proves
+        # nothing.
         while await source.confirmed_lsn(self.settings) < lsn:
             if time.monotonic() > until:
                 raise NotThereError(

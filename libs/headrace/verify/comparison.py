@@ -116,6 +116,7 @@ async def _both(one: Any, other: Any) -> tuple[Any, Any]:
     try:
         first, second = await asyncio.gather(*tasks)
     finally:
+        # The other side must not continue on a connection that its caller closes.
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -128,6 +129,7 @@ def _some(ranges: frozenset[int], *sides: Digests) -> frozenset[int]:
     rows = 0
     for place in sorted(ranges):
         rows += sum(side.counts[place] for side in sides)
+        # One range is always taken, however large: otherwise no difference would be named.
         if chosen and rows > ROWS_COMPARED_MAX:
             break
         chosen.add(place)

@@ -50,6 +50,7 @@ class Digests:
     def add(self, rows: Iterable[Row]) -> None:
         for row in rows:
             place = range_of(key_of(row, self.places))
+            # A sum doesn't depend on the order of rows, and counts a row each time it occurs.
             self.sums[place] = (self.sums[place] + _hash(row)) % _MODULUS
             self.counts[place] += 1
 
@@ -81,6 +82,7 @@ def _hash(values: Row) -> int:
 def differing(source: Digests, mirror: Digests) -> frozenset[int]:
     """The ranges that differ."""
     pairs = enumerate(zip(source.sums, source.counts, mirror.sums, mirror.counts, strict=True))
+    # The counts too: rows whose hashes sum to zero would not be noticed otherwise.
     return frozenset(
         place for place, (a, a_count, b, b_count) in pairs if a != b or a_count != b_count
     )

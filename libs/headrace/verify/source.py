@@ -78,6 +78,7 @@ async def in_snapshot(
             await connection.set_read_only(True)
             if has_transaction_timeout(connection.info.server_version // 10_000):
                 await connection.execute(NO_TRANSACTION_TIMEOUT)
+            # A snapshot can only be imported before the transaction's first query; SET is none.
             await connection.execute(
                 f"SET TRANSACTION SNAPSHOT {quote_literal(held.exported)}".encode()
             )

@@ -126,6 +126,46 @@ def test_sqlite_must_have_what_the_pages_say(kind: str, text: str, kept: object)
     assert (source(text), type(source(text))) == (mirror(kept), type(mirror(kept)))
 
 
+def test_false_and_true_are_numbers_in_sqlite_and_words_in_its_lists() -> None:
+    boolean = SqlType("boolean", "boolean")
+    source, mirror = in_sqlite(boolean, lists=False)
+    assert (source("t"), source("f")) == (mirror(1), mirror(0))
+    source, mirror = in_sqlite(SqlType("boolean[]", "boolean[]", boolean), lists=True)
+    assert source("{t,f,NULL}") == mirror("[true, false, null]") == (True, False, None)
+    assert source("{t}") != mirror("[false]")
+
+
+def test_lists_hold_numbers_and_dimensions() -> None:
+    source, mirror = in_sqlite(
+        SqlType("bigint[]", "bigint[]", SqlType("bigint", "bigint")), lists=True
+    )
+    assert source("{{1,2},{3,NULL}}") == mirror("[[1, 2], [3, null]]") == ((1, 2), (3, None))
+    texts, _ = in_sqlite(SqlType("bigint[]", "bigint[]", SqlType("bigint", "x")), lists=False)
+    assert texts("{1}") == "{1}"
+
+
+def test_deep_documents_are_compared_as_text_without_blanks() -> None:
+    deep = "[" * 301 + '"a b\\" c" , 1' + "]" * 301
+    assert meaning(deep) == "[" * 301 + '"a b\\" c",1' + "]" * 301
+    flat = "[" + ",".join(["[ 1 ]"] * 400) + "]"
+    assert meaning(flat) == "[" + ",".join(["[1]"] * 400) + "]", "brackets that close don't add up"
+    assert meaning('{"a": "[[[["}') == '{"a":"[[[["}'
+    nested = "[" * 300 + " 1.0 " + "]" * 300
+    assert meaning(nested) == "[" * 300 + "1.0" + "]" * 300
+
+
+def test_text_that_is_no_document_equals_no_document() -> None:
+    assert meaning("NaN") == "not json: NaN"
+    assert meaning("{") == "not json: {"
+    assert meaning(7) == 7
+
+
+def test_large_numbers_keep_their_exponent() -> None:
+    assert meaning("1e2001") == "1E+2001"
+    assert meaning("1e2000") == "1" + "0" * 2000
+    assert meaning("1.50") == "1.50"
+
+
 def test_array_literals_are_read_as_postgresql_writes_them() -> None:
     assert parsed('{1,NULL,"NULL","a,\\"b\\\\",""}', ",") == ["1", None, "NULL", 'a,"b\\', ""]
     assert parsed("{{1,2},{3,NULL}}", ",") == [["1", "2"], ["3", None]]
