@@ -2,7 +2,7 @@
 repeated.
 
 The services are the real ones: wal-reader with its sender, publisher with its follower, assembler,
-delivery, pipe, progress and gaps. Their environment is simulated at the network:
+delivery, pipe, progress and gaps, and archiver. Their environment is simulated at the network:
 
 | module | stands for |
 |---|---|

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from tests.simulation.clockwork import PROCESS
@@ -61,11 +62,18 @@ def run_all(options: argparse.Namespace) -> int:
                 tell(drawn(seed, options.kinds), shrink=failed <= options.shrunk_max)
             if time.monotonic() - said_at > _REPORT_S:
                 said_at = time.monotonic()
-                print(f"{done} histories, {failed} failed, {done / (said_at - began):.0f} a second")
+                print(progress(done, options.histories, failed, said_at - began), flush=True)
             if failed >= options.failures_max:
                 break
     print(f"{done} histories from seed {options.seed}, {failed} failed")
     return failed
+
+
+def progress(done: int, wanted: int, failed: int, took_s: float) -> str:
+    """How far it is, and how long the rest takes at this speed."""
+    left = timedelta(seconds=round((wanted - done) * took_s / done)) if done else "unknown"
+    rate = done / took_s
+    return f"{done} of {wanted} histories, {failed} failed, {rate:.0f} a second, {left} left"
 
 
 def tell(plan: Plan, *, shrink: bool) -> None:

@@ -88,7 +88,7 @@ class Session:
 
     async def ask(self) -> Any:
         await asyncio.sleep(self.server.latency())
-        if self.closed or not self.server.primary.up:
+        if self.closed or not (self.server.primary.up and self.server.catalog_up):
             self.closed = True
             raise ConnectionResetError("the server is down")
         return self.server.primary

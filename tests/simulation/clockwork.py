@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 T = TypeVar("T")
@@ -50,12 +51,16 @@ class Process:
         self.on_death: list[Callable[[], None]] = []
         self.ended: BaseException | None = None
         self.done = False
+        # By which it can be stopped in order.
+        self.scope: Scope | None = None
 
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 if TYPE_CHECKING:
+    from headrace.process.lifecycle import Scope
+
     # Of what a loop can do, nothing here opens a socket or starts a process.
     _Loop = object
 else:
@@ -96,7 +101,14 @@ class VirtualLoop(_Loop):
         self._ready: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
         self._numbers = 0
-        self._stopping = False
+        # How long a thread takes to send something, and this to arrive.
+        self.thread_s: Callable[[], float] = lambda: THREAD_S
+        # Whether a thread's work happens elsewhere.
+        self.threads_send = False
+        # The time that passes between a thread's work and its answer.
+        self.answer_after_s = 0.0
+        self._nobody = copy_context()
+        self._nobody.run(PROCESS.set, None)
         # Tasks of the dead stand where they awaited: collected before the end, they would go on.
         self._tasks: list[asyncio.Task[Any]] = []
 
@@ -155,18 +167,27 @@ class VirtualLoop(_Loop):
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002  # asyncio's
-        """A thread's work, done in one step a moment later."""
+        """A thread's work, done in one step a moment later.
+
+        Where threads send requests, a request that was sent arrives even if the process is killed
+        or falls asleep.
+        """
         future = self.create_future()
+        own = copy_context()
+
+        def begun() -> None:
+            context = self._nobody if self.threads_send else own
+            self.call_later(self.thread_s(), work, context=context)
 
         def work() -> None:
-            if future.cancelled():
-                return
+            self.answer_after_s = 0.0
             try:
-                future.set_result(func(*args))
+                outcome = partial(_resolved, future, func(*args))
             except Exception as error:  # noqa: BLE001  # handed on, as a thread pool does
-                future.set_exception(error)
+                outcome = partial(_failed, future, error)
+            self.call_later(self.answer_after_s, outcome, context=own)
 
-        self.call_later(THREAD_S, work)
+        self.call_later(self.thread_s(), begun)
         return future
 
     def run(self, past: float) -> None:
@@ -259,6 +280,16 @@ class VirtualLoop(_Loop):
         self._timers.clear()
 
 
+def _resolved(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.cancelled():
+        future.set_result(result)
+
+
+def _failed(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.cancelled():
+        future.set_exception(error)
+
+
 def _end(coroutine: Any) -> None:
     """Close it from the inside out; what it awaits at its end is of no use to anybody."""
     for _ in range(_CLOSINGS_MAX):
@@ -273,7 +304,7 @@ def _end(coroutine: Any) -> None:
 
 _CLOSINGS_MAX = 200
 
-THREAD_S = 0.001
+THREAD_S = 0.0005
 
 
 @contextmanager

@@ -14,6 +14,13 @@ from typing import Any
 
 import pytest
 
+from headrace.archive.errors import FileTakenError
+from headrace.archiver import file_writer
+from headrace.archiver import sink as archiver_sink
+from headrace.archiver.builder import Builder
+from headrace.archiver.file_writer import FileWriter
+from headrace.archiver.sink import ArchiveSink
+from headrace.postgres.relation_facts import ReadingAbandonedError
 from headrace.publisher import assembler
 from headrace.publisher.chain_pipe import ChainPipe
 from headrace.publisher.progress_writer import ProgressWriter
@@ -79,9 +86,52 @@ def _source_not_remembered(patch: pytest.MonkeyPatch) -> None:
     without(patch, ProgressWriter, "join", "await self._cell.write(known.encode())", "pass")
 
 
+def _rows_after_an_abandoned_reading(patch: pytest.MonkeyPatch) -> None:
+    """A relation that a stop left without a shape keeps the one that it had."""
+    patch.setattr(archiver_sink, "ReadingAbandonedError", ReadingAbandonedError, raising=False)
+    described = "        except DecodeError as error:\n"
+    ignored = "        except ReadingAbandonedError:\n            return\n"
+    without(patch, ArchiveSink, "_on_entry", described[4:], ignored[4:] + described[4:])
+
+
+def _taken_file_is_ones_own(patch: pytest.MonkeyPatch) -> None:
+    """A file that is there after a put without an answer is taken for the one that was put."""
+    patch.setattr(file_writer, "FileTakenError", FileTakenError, raising=False)
+    unreachable = "except ArchiveUnreachableError as error:"
+    without(
+        patch,
+        FileWriter,
+        "_put",
+        unreachable,
+        f"except FileTakenError: return\n        {unreachable}",
+    )
+
+
+def _confirmed_before_the_put(patch: pytest.MonkeyPatch) -> None:
+    """What a file will contain counts as stored before its store has it."""
+    early = "self.end = replace(self.end, known_lsn=max(self.end.known_lsn, info.end_lsn))"
+    without(patch, FileWriter, "write", 'failpoint("archiver.before_put")', early)
+
+
+def _last_file_not_read(patch: pytest.MonkeyPatch) -> None:
+    """A file that was written and not confirmed is not looked for after a restart."""
+    without(patch, FileWriter, "_put", "raise", "return")
+
+
+def _gap_at_the_last_row(patch: pytest.MonkeyPatch) -> None:
+    """A gap that ends where an emitted message ended takes that message's position."""
+    behind = "max(Position(gap.up_to - 1, 0), Position(self._last.lsn, self._last.seq + 1))"
+    without(patch, Builder, "tell_gap", behind, "Position(gap.up_to - 1, 0)")
+
+
 DEFECTS = (
     Defect("one message id for two sources", "sources", _message_ids_of_all_sources_alike),
     Defect("a fork behind unwritten progress", "fork", _fork_judged_by_written_progress),
     Defect("a rewrite after a resync", "ddl", _files_forgotten_at_a_resync),
     Defect("a promotion that is not written down", "fork", _source_not_remembered),
+    Defect("rows after an abandoned reading", "archive_stop", _rows_after_an_abandoned_reading),
+    Defect("a zombie's file taken for one's own", "archive_store", _taken_file_is_ones_own),
+    Defect("confirmed before the file is stored", "archive_store", _confirmed_before_the_put),
+    Defect("a failed put taken for stored", "archive_store", _last_file_not_read),
+    Defect("a gap at the place of a message", "archive_slot", _gap_at_the_last_row),
 )

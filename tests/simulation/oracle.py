@@ -73,17 +73,24 @@ class Truth:
 
     # (commit LSN, number, lane), in commit order.
     changes: list[tuple[int, int, str]] = field(default_factory=list)
+    # Of each change, by its number: the columns of its row.
+    columns: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cluster: Cluster, publication: str, begins: int, *, messages: bool) -> Truth:
+        found = [
+            (one.commit, change)
+            for one in cluster.transactions
+            if one.commit >= begins
+            for change in one.changes_of(publication)
+            if change.table is not None or messages
+        ]
         return cls(
             [
-                (one.commit, change.number, change.table.name if change.table else "_message")
-                for one in cluster.transactions
-                if one.commit >= begins
-                for change in one.changes_of(publication)
-                if change.table is not None or messages
-            ]
+                (commit, one.number, one.table.name if one.table else "_message")
+                for commit, one in found
+            ],
+            {one.number: one.columns for _, one in found},
         )
 
 

@@ -11,7 +11,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 # What a history may be about; each has faults of its own.
-CLASSES = ("calm", "crash", "network", "zombie", "slot", "store", "fork", "sources", "ddl")
+CLASSES = (
+    "calm",
+    "crash",
+    "network",
+    "zombie",
+    "slot",
+    "store",
+    "fork",
+    "sources",
+    "ddl",
+    "archive",
+)
+# Few faults of one sort, for defects that need just these.
+FOCUSED = ("archive_stop", "archive_store", "archive_slot")
 _LENGTH_S = 2.0
 
 
@@ -67,6 +80,18 @@ def _options(chance: random.Random, kind: str) -> dict[str, Any]:
         "dedupe_s": chance.choice((0.1, 5.0, 120.0)),
         "catalog_s": chance.choice((0.3, 1.5)),
         "frame": chance.choice((1024, 65536)),
+        **(_archive(chance) if kind.startswith("archive") else {}),
+    }
+
+
+def _archive(chance: random.Random) -> dict[str, Any]:
+    return {
+        "archive": "sim://archive",
+        "archive_required": chance.choice(("true", "true", "false")),
+        "patience_s": chance.choice((0.2, 2.0)),
+        "rows": chance.choice((1, 3, 10, 100)),
+        "file_age_s": chance.choice((0.02, 0.2, 1.0)),
+        "put_timeout_s": chance.choice((0.1, 0.5)),
     }
 
 
@@ -75,7 +100,7 @@ def _work(chance: random.Random, kind: str) -> Iterator[Step]:
         at = chance.random() * _LENGTH_S
         what = chance.choice(("commit", "commit", "commit", "emit", "idle"))
         yield Step(at, what, much=chance.choice((1, 1, 2, 3, 12)))
-    if kind == "ddl" or chance.random() < 0.1:
+    if kind in ("ddl", "archive", *FOCUSED) or chance.random() < 0.1:
         for _ in range(chance.choice((1, 2, 3))):
             at = chance.random() * _LENGTH_S
             yield Step(at, chance.choice(("add", "add_filled", "rewrite", "rewrite")))
@@ -101,6 +126,18 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "fork": ("promote", "promote", "promote_abrupt", "kill_publisher", "restart_postgres"),
     "sources": ("kill_publisher", "restart_nats", "hiccups", "cut_publisher", "lose"),
     "ddl": ("kill_publisher", "restart_nats", "lose_stream", "cut_postgres"),
+    "archive": (
+        *("kill_archiver", "kill_archiver", "sleep_archiver", "stop_archiver", "cut_archiver"),
+        *("trouble_objects", "trouble_objects", "stop_archiver_blind", "kill_publisher"),
+        *("kill_reader", "restart_nats", "restart_postgres", "move_slot", "lose_state"),
+    ),
+}
+
+
+_OF_KIND |= {
+    "archive_stop": ("stop_archiver_blind",),
+    "archive_store": ("trouble_objects", "kill_archiver"),
+    "archive_slot": ("move_slot",),
 }
 
 

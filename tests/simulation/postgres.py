@@ -43,7 +43,7 @@ class Transaction:
     commit: int
     end: int
     changes: list[Change]
-    # An emitted message outside any transaction, at `commit`.
+    # An emitted message outside any transaction; `commit` is within its record.
     alone: bool = False
 
     def changes_of(self, publication: str) -> list[Change]:
@@ -98,10 +98,12 @@ class Cluster:
         return made
 
     def emit(self, change: Change) -> Transaction:
-        """A message outside any transaction: its place is where its record ends."""
+        """A message outside any transaction: its LSN is where its record ends, and a slot that is
+        confirmed up to there doesn't give it again.
+        """
         self.record()
         change.lsn = self.end
-        made = Transaction(0, self.end, self.end, [change], alone=True)
+        made = Transaction(0, self.end - 1, self.end, [change], alone=True)
         self._append(made)
         return made
 
@@ -145,6 +147,8 @@ class Server:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.primary = Cluster()
+        # Whether ordinary connections are answered.
+        self.catalog_up = True
         self.pids = 100
         # Whether what PostgreSQL is told is true, asked before it believes it.
         self.on_told: Any = lambda *_: None
@@ -296,7 +300,7 @@ class Replication:
 
     def _messages(self, one: Transaction, changes: list[Change]) -> list[Any]:
         if one.alone:
-            return [(one.commit, _message(changes[0], transactional=False))]
+            return [(one.end, _message(changes[0], transactional=False))]
         found: list[Any] = [(changes[0].lsn, b"B" + struct.pack("!QqI", one.commit, 0, one.xid))]
         for change in changes:
             if change.table is None:

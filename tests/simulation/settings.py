@@ -30,6 +30,12 @@ _VARIABLES = {
     "dedupe_s": "HEADRACE_DEDUPE_WINDOW_S",
     "catalog_s": "HEADRACE_CATALOG_INTERVAL_S",
     "frame": "HEADRACE_FRAME_BYTES_MAX",
+    "archive": "HEADRACE_ARCHIVE_URL",
+    "archive_required": "HEADRACE_ARCHIVE_REQUIRED",
+    "patience_s": "HEADRACE_ARCHIVE_PATIENCE_S",
+    "rows": "HEADRACE_ARCHIVE_FILE_ROWS_MAX",
+    "file_age_s": "HEADRACE_ARCHIVE_FILE_AGE_MAX_S",
+    "put_timeout_s": "HEADRACE_ARCHIVE_PUT_TIMEOUT_S",
 }
 
 

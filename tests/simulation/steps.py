@@ -86,6 +86,38 @@ class Steps:
     def sleep_reader(self, step: Step) -> None:
         self._world.sleep("reader", step.to, 0.5 + 4 * step.much)
 
+    def kill_archiver(self, step: Step) -> None:
+        self._world.kill("archiver", step.to)
+
+    def sleep_archiver(self, step: Step) -> None:
+        self._world.sleep("archiver", step.to, 0.5 + 4 * step.much)
+
+    def stop_archiver(self, step: Step) -> None:
+        """As SIGTERM does."""
+        self._world.stop("archiver", step.to)
+
+    def stop_archiver_blind(self, step: Step) -> None:
+        """While the catalog answers nobody, though the log comes."""
+        self._world.postgres.catalog_up = False
+        self._world.after(step.much / 2, self.stop_archiver, step)
+        self._world.after(step.much, self._catalog_back, None)
+
+    def _catalog_back(self, _: None) -> None:
+        self._world.postgres.catalog_up = True
+
+    def cut_archiver(self, step: Step) -> None:
+        self._cut(f"archiver.{step.to}")
+
+    def trouble_objects(self, step: Step) -> None:
+        """For a while many operations on the object store fail, in all ways."""
+        for objects in self._world.objects.values():
+            objects.trouble = 0.5
+        self._world.after(2 * step.much, self._trouble_nothing, None)
+
+    def _trouble_nothing(self, _: None) -> None:
+        for objects in self._world.objects.values():
+            objects.trouble = 0.0
+
     def _cut(self, name: str) -> None:
         for connection in tuple(self._world.server.connections):
             process = connection.client.process
@@ -114,6 +146,8 @@ class Steps:
     def calm(self) -> None:
         """From here on nothing fails."""
         self._lose, self._world.server.hiccup = 0.0, 0.0
+        self._trouble_nothing(None)
+        self._catalog_back(None)
 
     def loses(self, subject: str) -> bool:
         return (
@@ -174,6 +208,7 @@ class Steps:
             for connection in tuple(self._world.postgres.primary.connections):
                 connection.cut()
             slot.confirmed = slot.durable = self._world.postgres.primary.end
+            self._world.slot_moved(step.to, slot.confirmed)
 
     def _has_begun(self, source: str) -> bool:
         """Before a source begins there is nothing that could be missing."""

@@ -25,6 +25,7 @@ from nats.js.kv import KeyValue
 import headrace.archiver.service as archiver_service
 import headrace.publisher.service as publisher_service
 import headrace.wal_reader.service as reader_service
+from headrace.archiver import file_writer
 from headrace.confirming import row_compiler
 from headrace.errors import HeadraceError
 from headrace.jetstream import provisioning
@@ -35,8 +36,10 @@ from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
 from headrace.publisher import catalog_watch
 from tests.simulation import catalog
+from tests.simulation.archive import Archived
 from tests.simulation.client import SimClient, list_keys, watch
 from tests.simulation.clockwork import PROCESS, Process, VirtualLoop, virtual_clocks
+from tests.simulation.objects import Objects, SimStore
 from tests.simulation.oracle import (
     Said,
     Truth,
@@ -60,6 +63,8 @@ HEAL_S = 30.0
 # How often a history is asked whether it has arrived.
 _LOOK_S = 0.25
 _COLLECT_AFTER = 50_000
+# How long a service may take to stop.
+_STOP_S = 2.0
 _SERVICES = {"publisher": publisher_service, "reader": reader_service, "archiver": archiver_service}
 
 
@@ -89,9 +94,33 @@ class World:
         self.crashes: list[str] = []
         # Foreseen errors that ended a process: some other instance goes on, or nobody does.
         self.ends: list[str] = []
+        # Of each source with an archive: its store, and what the files say.
+        self.objects: dict[str, Objects] = {}
+        self.archived: dict[str, Archived] = {}
+        # Where the slot was when the archive had no file yet, after all that moved it.
+        self.archive_begins: dict[str, int] = {}
+        if self.plan.options.get("archive"):
+            self._archive()
         self.server.on_stored = self.on_stored
         self.postgres.on_told = self.on_told
         self.steps = Steps(self)
+
+    def _archive(self) -> None:
+        self.loop.thread_s = self.postgres.latency
+        self.loop.threads_send = True
+        for source in self.sources:
+            self.archived[source] = Archived()
+            self.objects[source] = Objects(self.server, self.chance)
+            self.objects[source].on_put = self.archived[source].on_put
+
+    @property
+    def archive_required(self) -> bool:
+        return self.plan.options.get("archive_required") == "true"
+
+    def store(self, url: str, **given: Any) -> SimStore:
+        process = PROCESS.get()
+        assert process is not None
+        return SimStore(self.objects[process.name.rpartition(".")[2]], url, **given)
 
     # What the world sees.
 
@@ -124,9 +153,31 @@ class World:
                     f"{slot.name} was confirmed up to {confirmed:x}, and change {number} of "
                     f"{commit:x} was never in the stream"
                 )
+        if self.archive_required:
+            self._check_archived(source, confirmed)
+
+    def _check_archived(self, source: str, confirmed: int) -> None:
+        archived = self.archived[source]
+        begins = self.archive_begins[source]
+        for commit, number, _ in self.archivable(source).changes:
+            if commit >= confirmed:
+                break
+            if commit < begins:
+                continue
+            if number not in archived.numbers and not covered(commit, archived.gaps):
+                raise ViolationError(
+                    f"the slot of {source} was confirmed up to {confirmed:x}, and change {number} "
+                    f"of {commit:x} was never in the archive"
+                )
 
     def truth(self, source: str) -> Truth:
-        messages = bool(self.plan.options["prefix"])
+        return self._committed(source, messages=bool(self.plan.options["prefix"]))
+
+    def archivable(self, source: str) -> Truth:
+        """The archive has the whole log, with every emitted message."""
+        return self._committed(source, messages=True)
+
+    def _committed(self, source: str, *, messages: bool) -> Truth:
         begins = self.begins.get(source)
         if begins is None:
             return Truth()
@@ -148,7 +199,7 @@ class World:
         settings = self.settings[source]
         try:
             async with asyncio.TaskGroup() as tasks:
-                scope = Scope(service, settings.process, tasks, Health(service))
+                process.scope = scope = Scope(service, settings.process, tasks, Health(service))
                 try:
                     await _SERVICES[service].run(scope, settings)
                 finally:
@@ -208,6 +259,24 @@ class World:
         self.loop.kill(process)
         self._start_again(service, source)
 
+    def slot_moved(self, source: str, to: int) -> None:
+        """By somebody else: an archive without files knows of nothing that it could miss."""
+        if source in self.archived and not self.archived[source].files:
+            self.archive_begins[source] = to
+
+    def stop(self, service: str, source: str) -> None:
+        """In order, or killed if that takes too long."""
+        process = self.processes.get(f"{service}.{source}")
+        if process is None or process.scope is None:
+            return
+        process.scope.stopping.set()
+        self.after(_STOP_S, self._stopped, (process, service, source))
+
+    def _stopped(self, message: tuple[Process, str, str]) -> None:
+        process, service, source = message
+        if self.processes.get(process.name) is process:
+            self.kill(service, source)
+
     def sleep(self, service: str, source: str, seconds: float) -> None:
         """Long enough for its heir, if it is long."""
         process = self.processes.get(f"{service}.{source}")
@@ -215,7 +284,7 @@ class World:
             return
         self.loop.sleep(process)
         self.server.at(self.loop.now + seconds, self.loop.wake, process)
-        if service == "publisher":
+        if service != "reader":
             # A standby takes over; both are one's to watch.
             self.zombies.append(process)
             self._start_again(service, source)
@@ -248,6 +317,9 @@ class World:
             self.begins[source] = cluster.end
             self.begin("reader", source)
             self.begin("publisher", source)
+            if source in self.archived:
+                self.archive_begins[source] = cluster.end
+                self.begin("archiver", source)
         for step in self.plan.steps:
             self.loop.run(step.at)
             self.steps.do(step)
@@ -261,10 +333,13 @@ class World:
         self.postgres.primary.commit(self.steps.changes(3), 0)
 
         self.loop.run(self.loop.now + self._patience_s())
-        while not self._settled() and self.loop.now <= deadline:
+        while not (self._settled() or self.crashes) and self.loop.now <= deadline:
             # PostgreSQL itself writes a record now and then.
             self.postgres.primary.record()
             self.postgres.primary.wake()
+            if any(not one.files for one in self.archived.values()):
+                # One that came too late for all changes so far.
+                self.postgres.primary.commit(self.steps.changes(3), 0)
             self.loop.run(self.loop.now + _LOOK_S)
         if self.crashes:
             raise ViolationError(f"a service crashed: {sorted(set(self.crashes))[:3]}")
@@ -308,6 +383,8 @@ class World:
         return True
 
     def _check(self, source: str) -> None:
+        if source in self.archived and source not in self.diverged:
+            self._check_archive(source)
         truth, told = self.truth(source), self.told(source)
         lanes = self.plan.options["mode"] == "batch"
         if source not in self.diverged:
@@ -319,6 +396,16 @@ class World:
         known = {number for _, number, _ in truth.changes}
         if all(number in known for one in told for number, _ in one.numbers):
             raise ViolationError("the source is the same, and was taken for another")
+
+    def _check_archive(self, source: str) -> None:
+        archived = self.archived[source]
+        if not archived.files:
+            raise ViolationError(f"the archive of {source} has no file")
+        begins = self.archive_begins[source]
+        if not self.archive_required:
+            # One that came too late for its first changes begins behind them.
+            begins = archived.begins
+        archived.check(self.archivable(source), begins)
 
     def _check_copies(self, source: str) -> None:
         """Whoever copied a table when the stream asked for it has it as it is now."""
@@ -346,6 +433,10 @@ class World:
             put = partial(_put, stack)
             for module in _SERVICES.values():
                 put(module, "on_the_bus", self.on_the_bus)
+            put(archiver_service, "Store", self.store)
+            # They are about the memory of a process, which is not the archiver's here.
+            put(archiver_service, "keep_small", lambda: None)
+            put(file_writer, "give_back", lambda: None)
             put(ReplicationConnection, "open", opened)
             put(real_connection, "connect", connected)
             put(real_catalog, "table_facts", catalog.table_facts)

@@ -198,7 +198,7 @@ class Builder:
         self._time_us = max(self._time_us, now_us)
         # Before the first change that may follow: a commit's record may start where the last one
         # ended.
-        position = Position(gap.up_to - 1, 0)
+        position = max(Position(gap.up_to - 1, 0), Position(self._last.lsn, self._last.seq + 1))
         body = orjson.dumps({"after": gap.after, "up_to": gap.up_to, "reason": gap.reason})
         self._put_alone(gap.up_to, "gap", position, None, body)
         self.complete_lsn = gap.up_to

@@ -473,6 +473,13 @@ def test_a_gap_is_a_file_with_one_row_before_everything_that_follows_it() -> Non
     assert places(made.seal()) == [(300, 0)]
 
 
+def test_a_gap_up_to_the_end_of_an_archived_message_has_a_position_behind_it() -> None:
+    """A message's position is one before its record's end, and a gap's one before its own end."""
+    made = builder(Begun(Position(299, 0), 292))
+    sealed = made.tell_gap(Gap(292, 300, "slot_moved"), 9)
+    assert (sealed.first, sealed.last) == (Position(299, 1), Position(299, 1))
+
+
 def test_a_gap_does_not_make_the_archive_older() -> None:
     made = builder(Begun(Position(100, 5), 101, time_us=7))
     assert made.tell_gap(Gap(101, 300, "slot_moved"), 5).time_us == 7
