@@ -78,7 +78,7 @@ def test_a_certificate_that_is_refused_is_not_taken_for_a_server_that_is_down() 
 async def test_a_stop_is_obeyed_before_everything_is_ready(
     database: Database, names: Names, tmp_path: Path
 ) -> None:
-    """While the destination takes connections and does not answer; what was made is removed."""
+    """While the destination takes connections and does not answer; what was created is removed."""
     silent = socket.create_server(("127.0.0.1", 0))
     silent.setblocking(False)
     to = {"DEST_DB_HOST": "127.0.0.1", "DEST_DB_PORT": str(silent.getsockname()[1])}

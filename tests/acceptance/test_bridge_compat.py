@@ -60,7 +60,7 @@ TEXTS = {
     "created_at": "2025-12-12 12:00:34.338547+00",
 }
 KEYS = {"data", "msg_id", "operation", "relation_id", "subject", "table"}
-# What its consumer example reads, from the days when rows were so.
+# Keys that its consumer example reads, from an earlier form of rows.
 OLDER_KEYS = {"columns"}
 
 
@@ -406,7 +406,7 @@ async def test_a_snapshot_has_copys_texts_in_the_bridges_chunks(
 
 
 async def requests_taken(client: Client) -> None:
-    """Wait until the work queue of requests is there."""
+    """Wait until the work queue of requests exists."""
     async with asyncio.timeout(20):
         while True:
             with contextlib.suppress(nats.js.errors.Error):

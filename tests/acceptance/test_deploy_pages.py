@@ -116,7 +116,7 @@ def check_build(words: list[str], shell: Shell) -> None:
 
 
 def check_compose(words: list[str], shell: Shell) -> list[str]:
-    """A call of Compose: what it names is there. The SQL that it would run."""
+    """Check that everything which a call of Compose names exists; return the SQL that it would run."""
     known = services()
     profiles = {
         profile for service in known.values() for profile in service.body.get("profiles", [])

@@ -31,7 +31,7 @@ LINES_MAX = 20 * LINES
 UNDER_WAY = 5_000
 STREAM = "LINES"
 
-# Done to the program, or to a server beside it; whether the program was still storing lines.
+# Done to the program, or to a server next to it; whether the program was still storing lines.
 Fault = Callable[[Process], Awaitable[bool]]
 
 
@@ -64,7 +64,7 @@ async def made(url: str, replicas: int = 1) -> None:
         "duplicate_window": 100_000_000,
     }
     async with asyncio.timeout(LEADER_S):
-        while not await made_now(client, json.dumps(config).encode()):  # noqa: ASYNC110  # a cluster meets in silence
+        while not await made_now(client, json.dumps(config).encode()):  # noqa: ASYNC110  # a cluster meets silently
             await asyncio.sleep(0.5)
     await client.close()
 

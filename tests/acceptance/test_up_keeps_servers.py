@@ -38,14 +38,14 @@ def empty_folder(session_servers: SessionServers, names: Names) -> Path:
 
 
 class Writer:
-    """Commits rows one by one, whatever becomes of the server, until it is told that this was
+    """Commits rows one by one, even while the server is down, until it is told that this was
     enough.
     """
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._enough = asyncio.Event()
-        # Counted here, to know that it goes on: what was committed PostgreSQL alone knows.
+        # Counted here, to know that it continues; only PostgreSQL knows what was committed.
         self._acknowledged = 0
         self._news = asyncio.Event()
         self._task = asyncio.create_task(self._write())
@@ -260,7 +260,7 @@ async def test_health_fails_while_the_trail_stands_still_where_that_was_asked_fo
             for line in up.survivors()
             if line.endswith("headrace.cli wal-reader")
         ]
-        # Whoever is the first to notice says so.
+        # The first process that notices reports it.
         for pid, reason in ((reader, "wal-reader"), (child(up.process.pid, "nats-server"), ": ")):
             os.kill(pid, signal.SIGSTOP)
             assert reason in await answers(port, 503)

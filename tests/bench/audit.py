@@ -241,7 +241,7 @@ async def _idle(machine: Machine, environment: dict[str, str]) -> list[Figure]:
 
 
 async def _huge(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
-    """One transaction of them all: memory in the second half of its way beside the first."""
+    """One transaction of them all: memory in the second half of its way, compared with the first."""
     series: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVICES}
     async with _line(machine, "huge", environment) as trail:
         await trail.writes()

@@ -126,7 +126,7 @@ async def drain(
     environment: dict[str, str],
     urls: list[str] | None = None,
 ) -> list[Drained]:
-    """Let suites, one for each backlog, drain them at once into one stream, or each into that of
+    """Let suites, one for each backlog, drain them at the same time into one stream, or each into that of
     its account.
 
     The streams are removed afterwards.

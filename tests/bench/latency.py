@@ -36,7 +36,7 @@ _PG_EPOCH_S = 946_684_800
 
 
 async def measure(machine: Machine, seconds: float, environment: dict[str, str]) -> list[Figure]:
-    """Median and 99th percentile, each beside the bare path's."""
+    """Median and 99th percentile, each compared with the bare path's."""
     await machine.database.execute(
         f"CREATE TABLE {_TABLE} (id bigserial PRIMARY KEY, n int, name text)"
     )

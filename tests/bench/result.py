@@ -65,7 +65,7 @@ def within(
 
 
 def plain(name: str, value: float, unit: str, most: float | None = None) -> Figure:
-    """A figure by itself, with a bound or without."""
+    """A figure on its own, with a bound or without."""
     return Figure(
         name,
         value,

@@ -29,7 +29,7 @@ FROM generate_series({first}, {last}::bigint) g
 
 
 async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
-    """Rows per second once Spark is up; what Spark's start takes is told apart."""
+    """Rows per second once Spark is up; the start of Spark is measured separately."""
     database = machine.database
     await database.execute(f"CREATE TABLE {_TABLE} ({COLUMNS})")
     await database.execute(f"INSERT INTO {_TABLE} {ROWS.format(first=1, last=rows)}")

@@ -14,7 +14,7 @@ SLOT = "bench_start"
 
 
 async def measure(machine: Machine, environment: dict[str, str]) -> list[Figure]:
-    """Both halves of the line started at once, as an operator starts them."""
+    """Both halves of the line started at the same time, as an operator starts them."""
     await machine.database.execute(
         "DROP PUBLICATION IF EXISTS bench; CREATE PUBLICATION bench FOR ALL TABLES"
     )

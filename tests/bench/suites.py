@@ -18,7 +18,7 @@ _ACCOUNTS = f"accounts {{ {', '.join(_ACCOUNT.format(number) for number in (1, 2
 
 
 async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
-    """Events a second of two suites together, beside one suite alone, each on the same rows and the
+    """Events a second of two suites together, compared with a single suite, each on the same rows and the
     same server.
     """
     # The server reserves it for each account's stream.

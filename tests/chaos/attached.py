@@ -29,7 +29,7 @@ from tests.chaos.source import TABLES, Writer
 PUBLISHED = "FOR TABLES IN SCHEMA public"
 MIRRORED, TRAIL = "mirrored", "trail"
 SECOND = "second"
-# Moved to and fro between accounts: whoever reads one moment of the source reads this sum.
+# Moved to and fro between accounts: every reader of one moment of the source reads this sum.
 ACCOUNTS, EACH = 20, 1000
 ARRIVE_S, SAID_S = 900.0, 20.0
 _TROUBLE = (
@@ -55,7 +55,7 @@ _WHOLE = 2 * ACCOUNTS * EACH
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """One more process beside the line."""
+    """A process in addition to the line."""
 
     name: str
     service: str

@@ -41,7 +41,7 @@ class Faults:
         self.count: Counter[str] = Counter()
 
     async def run(self, until: asyncio.Event) -> None:
-        """Faults until told to stop; returns when all have ended and healed."""
+        """Inject faults until the event is set; return when all of them have ended."""
         async with asyncio.TaskGroup() as group:
             while not until.is_set():
                 await asyncio.sleep(self._chance.uniform(*PAUSE_S))

@@ -45,14 +45,14 @@ _RESTART_S = 0.3
 
 @dataclass(eq=False)
 class Instance:
-    """One process of the suite, with proxies of its own to both servers."""
+    """One process of the suite, with separate proxies to both servers."""
 
     name: str
     service: str
     suite: Suite
     to_postgres: Proxy
     to_nats: Proxy
-    # Whoever starts or ends its process holds this meanwhile.
+    # Held while its process is started or ended.
     verb: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -77,7 +77,7 @@ class World:
     rss_max_mib: dict[str, float] = field(default_factory=dict)
 
     async def supervise(self) -> None:
-        """Start again what ended by itself, for as long as the world stands."""
+        """Restart processes that ended on their own, until the run ends."""
         while True:
             for instance in self.instances:
                 if instance.verb.locked():

@@ -134,7 +134,7 @@ class Deployment:
     secrets: Mapping[str, str]
     more: Mapping[str, str] = field(default_factory=dict)
     running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
-    # Where Spark Connect listens; without, the responder has a Spark of its own.
+    # Where Spark Connect listens; without, the responder has a separate Spark.
     spark_remote: str = ""
 
     @property
@@ -229,7 +229,7 @@ class Deployment:
         return (self.folder / f"{name}.log").read_text()
 
     def port(self, name: str) -> int | None:
-        """The port it listens on, once it says so."""
+        """The port it listens on, once it reports it."""
         events = (json.loads(line) for line in self.log(name).splitlines() if line.startswith("{"))
         return next(
             (int(event["port"]) for event in events if event.get("event") == "http_listening"), None
@@ -299,7 +299,7 @@ class Deployment:
 async def deployed(
     session_servers: SessionServers, folder: Path, **more: str
 ) -> AsyncIterator[Deployment]:
-    """Servers as compose sets them up, with passwords of their own; nothing of the suite runs yet."""
+    """Servers as compose sets them up, with separate passwords; nothing of the suite runs yet."""
     settings = {**postgres_settings(services()["postgres"]), "password_encryption": "scram-sha-256"}
     store = session_servers.folder / f"deployed-{folder.name}"
     store.mkdir(mode=0o711)

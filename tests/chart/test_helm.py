@@ -196,7 +196,7 @@ def test_two_suites_of_one_slot_are_refused() -> None:
 
 
 def test_the_one_that_holds_the_slot_ends_before_the_next_begins() -> None:
-    """With one replica, a new pod could never become ready beside the old one."""
+    """With one replica, a new pod could never become ready next to the old one."""
     for manifest in of_kind(CHART / "ci/own-spark.yaml", "Deployment"):
         container = manifest["spec"]["template"]["spec"]["containers"][0]
         if container["args"][0] in {

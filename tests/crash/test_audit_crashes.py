@@ -41,7 +41,7 @@ SMALL = {
 
 @dataclass
 class Audited:
-    """A line with an audit-writer, whose destination is a server of its own."""
+    """A line with an audit-writer, whose destination is a separate server."""
 
     source: Database
     destination: Database
@@ -172,7 +172,7 @@ async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_for
     await audited.destination.close()
     await audited.server.stop("immediate")
     await not_ready(audited, "is not available now", since)
-    # Whoever writes goes on: the trail falls behind in sight, though nobody reads for it.
+    # Writers continue: the metrics show that the trail falls behind, although nothing reads for it.
     log = audited.suite.log(AUDIT)
     await figures_when(
         log,

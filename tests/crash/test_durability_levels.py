@@ -49,7 +49,7 @@ class Rig:
         await self.suite.logged("publisher", "epoch_joined", timeout_s=WAIT_S)
 
     async def found(self, last: int) -> list[Any]:
-        """Operations and ids, in stream order, once the row `last` is there."""
+        """Operations and ids, in stream order, once the row `last` exists."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 try:

@@ -26,7 +26,7 @@ SMALL = {"max_slot_wal_keep_size": "16MB", "min_wal_size": "32MB", "max_wal_size
 
 
 async def found(url: str, last: int) -> list[dict[str, Any]]:
-    """Rows and gaps, in stream order, once the row `last` is there."""
+    """Rows and gaps, in stream order, once the row `last` exists."""
     async with asyncio.timeout(WAIT_S):
         while True:
             with contextlib.suppress(NatsError, TimeoutError):
@@ -79,7 +79,7 @@ async def test_a_slot_that_was_given_up_is_told_with_the_remedy_and_made_anew_on
         assert await suite.exit_code("wal-reader", WAIT_S) == 1
         assert "SlotLostError" in suite.log("wal-reader")
         assert "HEADRACE_RECREATE_SLOT" in suite.log("wal-reader")
-        # Killed between the two halves of it, it goes on where it was.
+        # Killed between the two halves of it, it continues where it was.
         allowed = {"HEADRACE_RECREATE_SLOT": "true"}
         await suite.start(
             "wal-reader", HEADRACE_FAILPOINT="wal_reader.after_slot_dropped", **allowed

@@ -304,7 +304,7 @@ class Script:
         )
 
     async def _table(self) -> None:
-        """A table that is made, renamed, dropped, made again."""
+        """A table that is created, renamed, dropped, and created again."""
         there = await self._ask(
             "SELECT relname FROM pg_class WHERE relname IN ('visitor', 'guest') AND relkind = 'r'"
         )

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * OUTAGE_S + 300)]
 
 
 class Writer:
-    """So many rows a second, whatever becomes of them."""
+    """Writes this many rows per second, no matter whether they are delivered."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -102,7 +102,7 @@ async def test_a_nats_that_is_away_while_writers_go_on_costs_time_and_no_memory(
         before = {name: rss_mib(process.pid) for name, process in services.items()}
         held = dict(before)
         await server.kill()
-        # Not what has begun under way: what is written to a server that is away.
+        # Only the writes to a server that is down, not those that started before.
         async with running(writer):
             lag = await _outage(services, held)
             assert lag > LAG_BYTES_MIN, "the lag was not in sight"

@@ -58,7 +58,7 @@ SETTINGS = {
 
 @dataclass
 class World:
-    """A responder on servers of its own, and what a consumer finds in the stream."""
+    """A responder on separate servers, and what a consumer finds in the stream."""
 
     postgres: EmbeddedPostgres
     server: EmbeddedNats

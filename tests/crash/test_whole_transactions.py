@@ -78,7 +78,7 @@ class Reader:
     client: Client
     looks: int = 0
     # Of each transaction that was given out, its events' positions; and how often following began
-    # anew.
+    # again.
     given: list[list[Position]] = field(default_factory=list)
     lives: int = 0
 
@@ -132,9 +132,7 @@ def is_an_end(payload: events.Payload) -> bool:
 
 
 async def ends_whole(url: str) -> None:
-    """With nobody publishing, the stream ends where a transaction ends: what any reader has begun
-    to see is there.
-    """
+    """With nobody publishing, the stream ends where a transaction ends: everything that a reader has started to see is stored."""
     client = await nats.connect(url)
     try:
         with contextlib.suppress(NotFoundError):

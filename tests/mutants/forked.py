@@ -52,7 +52,7 @@ _SIMULATED = (
 # CPU time that a mutant gets on the tests, and then on histories: the machine may be busy.
 TESTS_S = 15.0
 HISTORIES_S = 6.0
-# A trial that takes so much more than without the mutant is endless, or waits for ever.
+# A trial that takes so much more than without the mutant is endless, or waits forever.
 ENDLESS_S, ENDLESS_TIMES = 10.0, 20.0
 HUNG_S = 30.0
 MUTANT_S = 300.0
@@ -276,7 +276,7 @@ class _EndlessError(BaseException):
 
 @contextmanager
 def _limited(trial: Trial) -> Iterator[None]:
-    """Raise an error in a loop without end; give up where something waits for ever."""
+    """Raise an error in a loop without end; give up where something waits forever."""
 
     def endless(*_: object) -> None:
         raise _EndlessError

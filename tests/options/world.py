@@ -121,7 +121,7 @@ def settings(combination: Combination) -> dict[str, str]:
 async def running(
     combination: Combination, session_servers: SessionServers, folder: Path
 ) -> AsyncIterator[World]:
-    """Everything started; the tables are there, with rows that only a snapshot has."""
+    """Everything started; the tables exist, with rows that only a snapshot has."""
     version: PostgresVersion = 16 if combination["postgres"] == "16" else 18
     postgres, nats_server = session_servers.shared_postgres(version), session_servers.new_nats()
     async with contextlib.AsyncExitStack() as stack:

@@ -110,7 +110,7 @@ def _parsed(data: bytes) -> Any:
 
 @contextlib.asynccontextmanager
 async def foreign_reader(url: str, state_bucket: str = "headrace_state") -> Any:
-    """A reader on a connection of its own."""
+    """A reader on a separate connection."""
     client = await nats.connect(url)
     try:
         yield ForeignReader(client.jetstream(), state_bucket=state_bucket)

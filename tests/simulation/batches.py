@@ -71,7 +71,7 @@ def _committed(stream: Stream, batch: Atomic, now: float) -> Answer:
 
 @dataclass(slots=True)
 class Fast:
-    """A batch of fast ingest: so many messages were taken, the last one stored is there."""
+    """A batch of fast ingest: how many messages were accepted, and which one was stored last."""
 
     taken: int = 0
     seq: int = 0

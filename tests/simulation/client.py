@@ -53,7 +53,7 @@ class SimClient(Client):
         return self._version
 
     def open(self) -> None:
-        """The connection is there."""
+        """The connection is open."""
         self.connection = Connection(self.server, self)
         self.server.connections[self.connection] = None
         self.server.inboxes[str(self.number)] = self.connection
@@ -66,7 +66,7 @@ class SimClient(Client):
         self._pending = []
 
     def lost(self, connection: Connection) -> None:
-        """The connection broke: noticed some time later, mended some time after that."""
+        """The connection broke: noticed some time later, fixed some time after that."""
         if connection is not self.connection or self._dead:
             return
         notice = self.server.chance.choice((0.0, 0.001, 0.3))
@@ -260,7 +260,7 @@ class Listing:
 
 
 async def watch(self: KeyValue, keys: str, **_: Any) -> Listing:
-    """In place of nats-py's: a consumer is made for it there, whose answers this is the gist of."""
+    """Replaces nats-py's method, which creates a consumer; this returns the same result."""
     client: Any = self._js._nc  # there is no public way
     # It takes a question and its answer, and may fail as they do.
     await self._js.stream_info(self._stream)

@@ -109,7 +109,7 @@ class VirtualLoop(_Loop):
         self.answer_after_s = 0.0
         self._nobody = copy_context()
         self._nobody.run(PROCESS.set, None)
-        # Tasks of the dead stand where they awaited: collected before the end, they would go on.
+        # Tasks of killed processes stay at their last await: collected earlier, they would continue.
         self._tasks: list[asyncio.Task[Any]] = []
 
     def time(self) -> float:

@@ -40,7 +40,7 @@ class Defect:
 
 
 def without(patch: pytest.MonkeyPatch, owner: Any, method: str, mend: str, instead: str) -> None:
-    """Compile a method again with other text in place of the mend's."""
+    """Compile a method again with other text in place of the fix's."""
     source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
     if mend not in source:
         raise AssertionError(f"the mend is no longer in {owner.__name__}.{method}: {mend!r}")

@@ -27,7 +27,7 @@ _TICK_S = 0.0005
 
 @dataclass(slots=True)
 class Change:
-    """A row, or an emitted message; each has a number of its own in the whole history."""
+    """A row, or an emitted message; each has a separate number in the whole history."""
 
     lsn: int
     number: int
@@ -276,7 +276,7 @@ class Replication:
         self._attention.set()
 
     def read_now(self) -> list[Any]:
-        """Some of what is there: a part of a transaction, if it comes so."""
+        """Return some of the available messages, possibly a part of a transaction."""
         self._check()
         if not self._ready:
             self._decode()

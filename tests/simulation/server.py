@@ -63,7 +63,7 @@ class Connection:
         if process is None or not process.asleep:
             self.client.hear(*message)
         elif not process.dead:
-            # It lies in the socket until somebody reads.
+            # It stays in the socket until it is read.
             self.server.loop.call_soon(self.client.hear, *message, context=self.client.context)
 
     def cut(self, kept: float) -> None:
@@ -183,7 +183,7 @@ class Server:
         return None
 
     def route(self, subject: str, reply: str, headers: Headers | None, payload: bytes) -> int:
-        """Core NATS: to whoever listens now."""
+        """Core NATS: to the current subscribers."""
         heard = 0
         for connection in self._listeners(subject):
             for pattern in connection.subs.values():

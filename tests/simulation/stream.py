@@ -57,7 +57,7 @@ class Stream:
     last_id: str = ""
     by_subject: dict[str, int] = field(default_factory=dict)
     consumers: dict[str, Any] = field(default_factory=dict)
-    # Batches that were begun and not ended, atomic and fast ones, by id.
+    # Batches that were started and not ended, atomic and fast ones, by id.
     batches: dict[str, Any] = field(default_factory=dict)
     # Where nats-server 2.15 believes that the stream ends, for fast ingest alone: an atomic batch
     # that was refused for a duplicate leaves it too high, until the next atomic batch.
@@ -112,7 +112,7 @@ class Stream:
         return self.last_seq
 
     def delete(self, seq: int) -> bool:
-        """Take a message out; its number stays taken. Whether it was there."""
+        """Remove a message; its number stays in use. Returns whether it existed."""
         gone = self.messages.pop(seq, None)
         if gone is None:
             return False

@@ -92,7 +92,7 @@ class World:
         # How far a store comes back at least: a bucket that never knew the source can't tell of it.
         self.kept_least: dict[str, int] = {}
         self.crashes: list[str] = []
-        # Foreseen errors that ended a process: some other instance goes on, or nobody does.
+        # Foreseen errors that ended a process: another instance continues, or none does.
         self.ends: list[str] = []
         # Of each source with an archive: its store, and what the files say.
         self.objects: dict[str, Objects] = {}
@@ -408,7 +408,7 @@ class World:
         archived.check(self.archivable(source), begins)
 
     def _check_copies(self, source: str) -> None:
-        """Whoever copied a table when the stream asked for it has it as it is now."""
+        """A reader that copied a table when the stream required it has its current rows."""
         for table in self.postgres.primary.tables.values():
             copied = self.copied.get((source, table.name))
             if copied is not None and copied != table.rewrites:

@@ -127,7 +127,7 @@ async def test_a_store_that_takes_no_more_files_is_on_the_wal_readers_readiness(
         await database.execute("INSERT INTO orders VALUES (1, 1, 'taken')")
         committed = await oracle.changes()
         assert len(await archived(url, committed)) == 1
-        # Whoever it is that runs this test: no file can be made where there is a folder.
+        # Works for any user: no file can be created at the path of a folder.
         in_the_way = tmp_path / "archive" / file_name(2)
         in_the_way.mkdir()
         await database.execute("INSERT INTO orders VALUES (2, 1, 'held')")

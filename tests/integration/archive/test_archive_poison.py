@@ -47,7 +47,7 @@ async def test_a_parked_change_holds_up_neither_a_required_archive_nor_the_slot(
             await suite.logged("archiver", "epoch_joined", timeout_s=60)
             await database.execute(POISON)
             await suite.logged("archiver", "message_parked", timeout_s=60)
-            # What it has parked comes again, and is passed over again.
+            # Parked changes come again, and are skipped again.
             await suite.kill("archiver")
             await suite.start("archiver")
             await database.execute(LATER)

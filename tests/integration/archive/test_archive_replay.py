@@ -119,7 +119,7 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
             await seen(nats_server.url, target)
             assert "orders" in await command(settings, "verify", "--to", target)
 
-        # What it has not read yet is collected: to go on would leave it out.
+        # Garbage collection removes files that it has not read yet: to continue would skip them.
         late = f"sqlite:///{tmp_path}/late.db"
         await command(settings, "replay", "--into", late, "--to", "2")
         for number in range(2):

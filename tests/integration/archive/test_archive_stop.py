@@ -18,7 +18,7 @@ from headrace.testing.proxy import Proxy
 from headrace.testing.suite import LINE, Suite
 from tests.support.archiving import archived, changes, environment, prepare
 
-# Each uses a type of its own, by which the test knows the question that the archiver asks then.
+# Each uses a different type, by which the test recognizes the query of the archiver.
 TYPES = "CREATE TYPE kind_1 AS ENUM ('1'); CREATE TYPE kind_2 AS ENUM ('1')"
 ALTERATIONS = (
     "ALTER TABLE orders ADD COLUMN more kind_1 DEFAULT '1'",

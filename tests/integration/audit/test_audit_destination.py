@@ -200,7 +200,7 @@ async def test_an_older_auditors_table_is_taken_over_with_its_rows(
     assert await database.fetchval("SELECT count(*) FROM changes") == 1001
 
 
-# As the first version made it, with the place unique whoever's it is.
+# As the first version created it, with positions that are unique over all sources.
 EARLIER = """
 CREATE TABLE changes (
     id uuid NOT NULL DEFAULT gen_random_uuid(), database text NOT NULL, schema text NOT NULL, "table" text NOT NULL,

@@ -24,7 +24,7 @@ async def test_what_is_not_settled_is_counted_and_has_an_age(own_nats: OwnNats) 
         assert found.messages == 2
         assert 0.2 <= found.age_s < 60
         assert await behind(stream, "CDC", 3) == Behind()
-        # As of a stream that held more before it was made anew.
+        # As of a stream that held more before it was recreated.
         assert await behind(stream, "CDC", 9) == Behind()
         await stream.purge_stream("CDC", seq=3)
         assert (await behind(stream, "CDC", 0)).messages == 1

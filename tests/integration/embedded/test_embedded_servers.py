@@ -164,7 +164,7 @@ async def test_a_backend_at_work_does_not_stop_the_start_after_its_postmasters_e
 async def test_a_server_that_says_what_it_does_is_not_given_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recovery that takes longer than a start would never end, were it killed and begun again."""
+    """A recovery that takes longer than a start would never end, were it killed and started again."""
     server = EmbeddedNats(folder, start_timeout_s=0.5)
     begun, is_ready = time.monotonic(), EmbeddedNats._is_ready
 
@@ -400,7 +400,7 @@ def test_binaries_in_a_folder_only_root_enters_are_copied_for_the_server(
     )
     tmp_path.chmod(0o700)
     monkeypatch.syspath_prepend(tmp_path)
-    # The session's folder may lie in memory, from which some machines don't let programs run.
+    # The session's folder may be in memory, from which some machines don't let programs run.
     with tempfile.TemporaryDirectory(prefix="headrace-cache-") as cache:
         Path(cache).chmod(0o711)
         monkeypatch.setattr("headrace.embedded.postgres_install._CACHE", Path(cache, "made"))

@@ -159,7 +159,7 @@ async def test_publishing_goes_on_after_another_publishers_atomic_batch_was_refu
 async def test_a_first_message_that_is_a_duplicate_opens_its_batch_whatever_it_expects(
     client: Client,
 ) -> None:
-    """Why every message says what it expects: the first one's word alone would fence nothing."""
+    """Why every message states its expectation: the first one's would not fence the others."""
     await client.jetstream().publish("fast.raw", b"x", headers={"Nats-Msg-Id": "known"})
     batch = await raw(client, "one")
     await batch.send(1, 0, {"Nats-Msg-Id": "known", "Nats-Expected-Last-Sequence": "999"})
@@ -261,7 +261,7 @@ class SlowTail(StreamTail):
 
 
 async def test_what_is_read_back_holds_nothing_up(client: Client) -> None:
-    """Of all that was taken while one message is read, the last one alone is read."""
+    """Of all messages that were accepted while one is read, only the last one is read."""
     tail = SlowTail(client)
     ingest = FastPipe(client, tail, Counters(), Window(8192, 1 << 23, ack_timeout_s=10))
     await ingest.open(await tail.after(0))
@@ -292,8 +292,7 @@ async def test_a_publisher_with_an_open_batch_doubles_nothing_of_its_heirs(clien
     await asyncio.sleep(0.3)
     with contextlib.suppress(IngestError):
         await deliver(zombie, range(1001, 3001))
-    # What comes right behind the heir's last message is the same whoever sends it: that would be no
-    # harm.
+    # The message right after the successor's last one is the same from either publisher, which would be harmless.
     kept = await numbers(client)
     assert kept == list(range(1, len(kept) + 1))
     assert len(kept) >= 1200

@@ -36,7 +36,7 @@ async def test_a_word_on_a_connection_that_was_just_reset_is_an_error_that_is_re
 
     async def once() -> None:
         transport = await _reset(server.url)
-        # uvloop, which services run on, would say RuntimeError: nats-py would reconnect no more.
+        # uvloop, which services run on, would say RuntimeError: nats-py would no longer reconnect.
         with pytest.raises(ConnectionResetError):
             say(transport)
 

@@ -153,7 +153,7 @@ async def test_nothing_is_lost_when_connections_break_with_messages_on_their_way
     server: EmbeddedNats, client: Client
 ) -> None:
     """Their consumer needs no acknowledgement: what was sent into the broken connection never comes
-    again by itself.
+    again on its own.
     """
     await fill(client, 20_000, size=500)
     cuts = 0

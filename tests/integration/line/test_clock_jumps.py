@@ -105,7 +105,7 @@ async def test_clocks_that_jump_and_drift_under_load_cost_no_process_and_double_
 
 
 class Writer:
-    """A hundred rows at a time, until it is told that it is enough."""
+    """A hundred rows at a time, until it is stopped."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -184,7 +184,7 @@ def no_stream(_: Path, store: Path) -> None:
 
 
 def half_a_block(_: Path, store: Path) -> None:
-    """The file of the stream's messages ends too early; nats-server goes on behind the numbers that
+    """The file of the stream's messages ends too early; nats-server continues behind the numbers that
     it had.
     """
     (block,) = store.rglob("streams/CDC/msgs/*.blk")

@@ -148,7 +148,7 @@ async def test_garbage_on_the_internal_subjects_costs_an_epoch_at_most(
 
 
 async def _ids(server: EmbeddedNats) -> list[int]:
-    """The rows of the stream; what is no event of ours is passed over."""
+    """The rows of the stream; what is no event of ours is skipped."""
     client = await nats.connect(server.url)
     found: list[int] = []
     try:

@@ -226,7 +226,7 @@ async def test_the_archiver_archives_with_its_own_rights(suite: Deployment) -> N
 async def test_every_health_check_of_compose_passes(suite: Deployment) -> None:
     for name in ALL:
         # Compose asks again too: a publisher is not ready for as long as an interruption is not
-        # made good.
+        # repaired.
         async with asyncio.timeout(PATIENCE_S):
             while await suite.probed(name):  # noqa: ASYNC110  # a probe tells nobody
                 await asyncio.sleep(0.5)

@@ -171,9 +171,9 @@ async def test_an_idle_slot_follows_the_log_in_every_epoch(line: Line) -> None:
     await asyncio.sleep(1.5)
     await line.suite.kill("publisher")
     await line.suite.start("publisher")
-    # PostgreSQL writes a record of its own every 15 s at least, which must not be what heals it.
+    # PostgreSQL writes a record at least every 15 s, which must not be the cause of the recovery.
     await line.caught_up(timeout_s=12)
-    # A PostgreSQL that stops waits for its walsender to be told of everything.
+    # A PostgreSQL that stops waits until its walsender has sent everything.
     async with asyncio.timeout(10):
         await line.postgres.stop("fast")
     await line.postgres.start()
@@ -408,7 +408,7 @@ async def test_a_publisher_that_slept_past_its_lease_leaves_the_heir_alone(
         os.kill(sleeper, signal.SIGCONT)
         await writing
         await line.insert(100_000, 5000)
-        # It ends by itself, at the latest at the deadline of a stop.
+        # It ends on its own, at the latest at the deadline of a stop.
         assert await line.suite.exit_code("publisher", 25) in (1, 75)
         await line.rows_delivered()
         assert heir.running("publisher"), heir.log("publisher")

@@ -59,7 +59,7 @@ async def role(database: Database, names: Names) -> AsyncIterator[str]:
 async def refused(
     settings: dict[str, str], folder: Path, *words: str, service: str = "wal-reader"
 ) -> None:
-    """The service ends by itself, with one line that has these words."""
+    """The service ends on its own, with one line that has these words."""
     async with Suite(settings, folder, services=("publisher", "wal-reader")) as suite:
         assert await suite.exit_code(service, EXIT_S) == EXIT_ERROR
         failures = [

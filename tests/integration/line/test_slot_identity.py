@@ -155,7 +155,7 @@ async def test_a_second_suite_on_another_nats_never_disturbs_the_one_that_reads_
 async def test_who_makes_the_slot_is_not_waited_for_as_one_that_read_it(
     postgres_server: EmbeddedPostgres, maker: str
 ) -> None:
-    """In Kubernetes the suite starts beside `headrace init`, which waits for transactions that were
+    """In Kubernetes the suite starts next to `headrace init`, which waits for transactions that were
     there before.
     """
     where = postgres_server.environment()

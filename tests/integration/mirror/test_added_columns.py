@@ -51,7 +51,7 @@ def behind(line: Line) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def session(line: Line) -> AsyncIterator[asyncpg.Connection]:
-    """A connection of its own that prints values as the contract says."""
+    """A separate connection that prints values as the contract says."""
     connection = await asyncpg.connect(line.database.dsn, server_settings=dict(SESSION_SETTINGS))
     try:
         yield connection
@@ -185,9 +185,7 @@ async def test_a_value_that_the_catalog_forgot_is_no_value_but_a_resync(
 
 
 async def test_another_column_of_the_name_that_came_later_lends_it_no_value(one_line: Line) -> None:
-    """The later column's transaction has the lower number: by that alone it would pass for the
-    earlier one.
-    """
+    """The later column's transaction has the lower number: judged by that, it would be the earlier one."""
     await a_table(one_line, "namesake")
     with behind(one_line):
         async with session(one_line) as early, early.transaction():

@@ -117,7 +117,7 @@ async def running(*mirrors: MirrorProcess) -> AsyncIterator[None]:
 
 
 async def write_values(source: Database, first: int) -> None:
-    """A row for each place in the lists of edge values: all types beside each other."""
+    """A row for each place in the lists of edge values: all types in one row."""
     for number in range(max(len(case.values) for case in CASES)):
         literals = ", ".join(case.values[number % len(case.values)][0] for case in CASES)
         for table in ("everything", "everything_keyless"):
@@ -255,7 +255,7 @@ async def test_shapes_are_followed_and_only_what_events_cannot_carry_is_copied_a
 
 
 async def until_columns(path: Path, columns: set[str]) -> None:
-    """Each shape has come before the next: of several at once the publisher sees the last."""
+    """Each shape has come before the next: of several changes at the same time, the publisher sees only the last."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection:
@@ -433,7 +433,7 @@ async def test_both_commands_serve_health_and_figures(world: World, tmp_path: Pa
             1,
         )
         await behind_while_locked(world, mirror, tmp_path / "seen.db")
-        # Continuously, as a service: until it is told to stop.
+        # Continuously, as a service: until it is stopped.
         verifier = MirrorProcess(
             world.environment, tmp_path, "verifier", to, "--every", "1", "--http", "0"
         )

@@ -35,7 +35,7 @@ from headrace.testing.mirror_streams import (
 )
 from headrace.testing.plugin import OwnNats
 
-# Longer than what goes on would take.
+# Longer than an unhindered follower would take.
 LONG_S = 1.0
 BEFORE = {"a10.0", "b10.1"}
 
@@ -183,7 +183,7 @@ async def test_after_a_restart_another_tables_transaction_says_that_all_is_there
 
 
 async def test_what_a_gap_concerns_is_shown_again_all_at_once(client: Client) -> None:
-    """No table is right any more: the follower goes on, unseen."""
+    """No table is correct any more: the follower continues, unseen."""
     target = Shown()
     async with following(client, target, "a", "b", every=True) as mirror:
         await publish(client, *transfer(10), row("a", 20, 0), gap(0x30))

@@ -191,7 +191,7 @@ async def test_a_mirror_that_parks_a_table_is_ready_and_names_it(
     async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/readyz") as got:
         status, body = got.status, await got.json()
     assert (status, body["status"], body["reasons"]) == (200, "ok", {})
-    # The name alone: the target's own words may have a row's values.
+    # Only the name: the target's message may contain a row's values.
     assert body["warnings"] == {
         "parked": "the target refuses app.twins; the log contains the reason (table_parked)"
     }
@@ -373,7 +373,7 @@ async def test_a_change_of_shape_that_the_target_refuses_parks_its_table_and_the
         await insert(client, "sound", 400, {"id": 1, "t": "x"})
         await until(lambda: applied(mirror) == 400)
         await until(lambda: phases(mirror) == {"seen": Phase.PARKED, "sound": Phase.FOLLOWING})
-        # What readers had of it stays, and keeps nobody from the rest.
+        # Its visible content stays, and other tables are not affected.
         assert await database.fetchval("SELECT string_agg(t, ',') FROM looked_at") == "x"
         assert await database.fetchval("SELECT count(*) FROM sound") == 1
         assert mirror.awaited == ""

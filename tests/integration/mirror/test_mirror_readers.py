@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 @dataclass
 class Reader:
-    """Asks for the sum until it is told to stop."""
+    """Requests the sum until it is stopped."""
 
     ask: Callable[[], tuple[Any, Any]]
     readings: int = 0
@@ -208,7 +208,7 @@ async def _seen(readers: tuple[Reader, ...], number: int) -> None:
 
 
 async def _copied(mirrors: tuple[MirrorProcess, ...], times: int) -> None:
-    """Until a table was copied again, beside the first copies of three; DDL that no row follows
+    """Wait until a table was copied again, in addition to the first copies of three; DDL that no row follows
     comes late.
     """
     for mirror in mirrors:

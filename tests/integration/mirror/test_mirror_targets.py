@@ -119,7 +119,7 @@ async def shown(target: ReadableTarget, table: Table) -> list[tuple[Any, ...]]:
     return [tuple(None if v is None else str(v) for v in row) for row in await read(target, table)]
 
 
-# Documents that keep what was written: their meaning alone is in an event.
+# Documents whose exact text PostgreSQL keeps: an event contains only their meaning.
 FORMED = {"json"}
 
 
@@ -178,7 +178,7 @@ async def test_what_was_not_committed_is_forgotten_and_marks_come_with_rows(
 
 
 async def test_who_was_taken_over_writes_nothing_more(place: str) -> None:
-    """A mirror that was stopped for a while goes on from what the target no longer holds."""
+    """A mirror that was stopped for a while continues from what the target no longer holds."""
     table = Table("public", "t", (Column("id", "integer"),), ("id",), ("id",))
     first, second = target_of(place), target_of(place)
     assert await first.load() == {}
@@ -379,6 +379,6 @@ async def test_two_tables_that_would_be_one_in_sqlite_are_refused_before_either_
     await target.load()
     if one is not None:
         assert await read(target, first) == [(1,)]
-        # The table itself may always be made anew.
+        # The table itself may always be recreated.
         await target.write([CreateTable(Table(*one, columns, staging=True))])
     await target.close()

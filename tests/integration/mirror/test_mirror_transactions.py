@@ -66,7 +66,7 @@ async def test_half_a_transaction_is_never_shown_however_long_the_rest_takes(
     async with following(client, target, "a", "b", every=every):
         await publish(client, row("a", 10, 0, last=True), row("a", 20, 0), row("b", 20, 1))
         await target.shows({"a10.0"})
-        # Another source goes on meanwhile, and the stream's end is of a later LSN.
+        # Another source continues meanwhile, and the stream's end is of a later LSN.
         await consumed(client, await publish(client, row("a", 90, 0, last=True, source="t")))
         await asyncio.sleep(LONG_S)
         assert {"a20.0", "b20.1"}.isdisjoint(target.rows)

@@ -34,7 +34,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture(autouse=True)
 def _no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Certificates of whoever runs the tests must not decide them."""
+    """The user's own certificates must not affect the tests."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("PGHOST", raising=False)
 

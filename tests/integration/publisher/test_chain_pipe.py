@@ -48,7 +48,7 @@ way: type[ChainPipe | FastPipe] = ChainPipe
 
 @pytest.fixture(autouse=True, params=WAYS)
 def _each_way(request: pytest.FixtureRequest) -> None:
-    """Whatever is promised of the one is promised of the other."""
+    """Both ways make the same promises."""
     global way  # noqa: PLW0603  # simpler than handing it through every test to `publisher`
     way = WAYS[request.param]
 
@@ -203,7 +203,7 @@ async def test_a_superseded_publisher_is_refused(own_nats: OwnNats, connect: Any
     await asyncio.sleep(0.3)
     with pytest.raises(IngestError):
         await zombie.deliver(*[10] * 30)
-    # What is right behind the heir's last message fits whoever sends it: that is no harm.
+    # The message right after the successor's last one fits from either publisher, which is harmless.
     kept = await lsns(server.url)
     assert kept == list(range(1, len(kept) + 1))
     assert len(kept) >= 20
@@ -402,7 +402,7 @@ async def test_messages_that_aged_out_are_not_taken_for_lost(
             await asyncio.sleep(0.1)
     found, _ = await place_of(client, "a")
     assert (found.position, found.lost_up_to) == (Position(10, 0), 0)
-    # The chain that wrote them goes on, too.
+    # The chain that wrote them continues, too.
     await one.publish(5)
     await one.ingest.drain()
     assert await lsns(server.url) == [11, 12, 13, 14, 15]

@@ -76,7 +76,7 @@ def _told_by_the_catalog(message: Message) -> bool:
 
 
 class Line:
-    """A line of its own, whose publisher a test may kill; an oracle says what was committed."""
+    """A separate line, whose publisher a test may kill; an oracle says what was committed."""
 
     def __init__(
         self, database: Database, server: EmbeddedNats, folder: Path, settings: Mapping[str, str]
@@ -129,9 +129,7 @@ class Line:
             await asyncio.sleep(0.3)
 
     async def rows(self, *, by_table: bool = False) -> list[Stored]:
-        """The stream's rows, once all that was committed is there: exactly that, in its order (of
-        each table).
-        """
+        """The stream's rows, once everything that was committed is stored: exactly that, in order (for each table)."""
         self.committed += await self.oracle.changes()
         found: list[Stored] = []
         with contextlib.suppress(TimeoutError):
@@ -154,7 +152,7 @@ class Line:
         ]
 
     async def killed_at(self, failpoint: str, work: Any) -> None:
-        """A publisher that is killed at a failpoint while this is written, and one that goes on."""
+        """A publisher that is killed at a failpoint while this is written, and one that continues."""
         await self.suite.kill("publisher")
         seen = self.suite.log("publisher").count("epoch_joined")
         await self.suite.start("publisher", HEADRACE_FAILPOINT=failpoint)
@@ -568,7 +566,7 @@ async def test_ids_in_the_servers_duplicate_window_hold_nothing_up(line: Line) -
         for message in found
         if not message.subject.endswith(".schema")
     )
-    # And it goes on from there, over another restart, as ever.
+    # And it continues from there, over another restart, as before.
     await line.mixed(1000, 3)
     await line.rows()
     await line.suite.kill("publisher")

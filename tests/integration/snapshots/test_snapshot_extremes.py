@@ -52,7 +52,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 class Workers:
-    """Runs each task in a process of its own, and keeps the most memory that one took, in bytes."""
+    """Runs each task in a separate process, and keeps the most memory that one took, in bytes."""
 
     def __init__(self) -> None:
         self.bytes_max = 0

@@ -108,7 +108,7 @@ async def test_two_suites_on_one_nats_each_serve_their_own_tables_and_wait_for_e
         await two.suites[name].start(SCHEMAS)
     schemas = f"KV_{StreamSettings().schemas}"
     async with asyncio.timeout(PATIENCE_S):
-        while (await two.client.jsm().stream_info(schemas)).state.messages < 2:  # noqa: ASYNC110  # until both are there
+        while (await two.client.jsm().stream_info(schemas)).state.messages < 2:  # noqa: ASYNC110  # until both exist
             await asyncio.sleep(0.1)
     await two.ready("a")
     results: asyncio.Queue[tuple[str, str]] = asyncio.Queue()

@@ -17,7 +17,7 @@ from tests.support.spark_classes import java_options
 pytest.importorskip("grpc", reason="needs pyspark[connect]")
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-# In a process of its own: pyspark keeps to one kind of session for as long as a process lives.
+# In a separate process: pyspark keeps to one kind of session for as long as a process lives.
 CLIENT = """
 import sys
 from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from headrace.testing.database import Database
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-# In a process of its own: a JVM stays until its Python ends.
+# In a separate process: a JVM stays until its Python ends.
 PROBE = """
 import os, sys, tempfile
 from pathlib import Path

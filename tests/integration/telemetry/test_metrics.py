@@ -26,9 +26,9 @@ from tests.support.telemetry_answers import (
 )
 
 ROWS = 700
-# What only some suites have: an archive beside the publisher.
+# Metrics of some suites only: those with an archive.
 ABSENT = {"confirmers_dropped"}
-# What is counted from the first time on that it happens.
+# Metrics that exist after their first event.
 EVENTUAL = {
     "gaps",
     "duplicates_refused",
@@ -37,7 +37,7 @@ EVENTUAL = {
     "skipped_events",
     "nats_reconnects",
 }
-# What only publishers of several sources in one stream have.
+# Metrics of publishers that share a stream.
 EVENTUAL |= {"batches_broken", "turns_passed"}
 
 

@@ -51,7 +51,7 @@ INSERT INTO keyless SELECT g / 2, 'k' FROM generate_series(1, 100) g;
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to row `id` (with a statement of its own where a PostgreSQL needs one), and
+    """What is done to row `id` (with a separate statement where a PostgreSQL needs one), and
     where it shows.
     """
 
@@ -127,7 +127,7 @@ async def mirrors(
     async with running(*made.values()):
         for number, (exact, _) in enumerate(LOSSY):
             await source.source.execute("INSERT INTO docs VALUES ($1, $2::jsonb)", number, exact)
-        # Last, so that with its rows everything is there.
+        # Last, so that everything exists once its rows do.
         await source.source.execute(FILL)
         for mirror in made.values():
             tables = ("--table", "wide", "--table", "texts", "--table", "keyless")

@@ -89,7 +89,7 @@ class Confirmer:
 
 
 class Archive:
-    """What lies in the object store: changes in order, and the gaps between them; written by
+    """What is in the object store: changes in order, and the gaps between them; written by
     conditional puts alone.
     """
 
@@ -141,7 +141,7 @@ class Archiver(Confirmer):
             self.held = opening.confirmed_lsn
 
     def written(self, done: bool) -> None:
-        """A put that was refused means that another archiver goes on: find the place anew."""
+        """A put that was refused means that another archiver continues: find the place again."""
         if done:
             self.files += 1
         else:

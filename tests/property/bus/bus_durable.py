@@ -102,7 +102,7 @@ class JetStream:
         message.answers.append((message.index, fits))
 
     def place(self) -> ChangeId:
-        """The last of our changes that is there, as `find_resume_point` finds it."""
+        """The last of our changes that exists, as `find_resume_point` finds it."""
         own = (change for change in reversed(self.stored) if change is not None)
         return next(own, ORIGIN)
 

@@ -246,7 +246,7 @@ class World:
 
     def crash_publisher(self) -> None:
         if self.zombie is None and self.chance.random() < 0.4:
-            # It lost its lease in its sleep, and wakes up beside its heir.
+            # It lost its lease while it slept, and wakes up next to its successor.
             self.zombie, self.zombie_frames = self.publisher, self.frames[PUBLISHER]
             self.frames[PUBLISHER] = deque()
         elif self.chance.random() < 0.5:

@@ -49,7 +49,7 @@ def test_nothing_is_lost_doubled_confirmed_early_or_stuck_in_any_history() -> No
     summary = (
         f"{seed - FIRST_SEED} histories from seed {FIRST_SEED}, {changes} changes, {SECONDS} s"
     )
-    print(summary)  # shown by -s, and beside a failure
+    print(summary)  # shown by -s, and with a failure
     assert changes > 100
 
 

@@ -307,7 +307,7 @@ def test_an_archive_from_before_footers_had_checksums_is_read(made: Maker) -> No
         data = place(made, file_id).read_bytes()
         need = segment.footer_bytes(data)
         footer = data[-need:].replace(b'"footer_checksum":true ', b"")
-        # The footer says that there is a checksum: as long as it says so, one that is gone is
+        # The footer says that there is a checksum: as long as it does, a missing one is
         # damage.
         place(made, file_id).write_bytes(data[: -need - segment.SEAL_BYTES] + footer)
         with pytest.raises(WalFileCorruptError, match="lost its checksum"):

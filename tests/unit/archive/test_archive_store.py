@@ -26,7 +26,7 @@ from tests.support.archive_maker import Maker
 
 
 class CarelessStore(Store):
-    """As some S3 servers are: they take the condition, and write whatever is there."""
+    """As some S3 servers are: they accept the condition, and overwrite the object anyway."""
 
     def put_new(self, name: str, data: bytes) -> None:
         self.put(name, data)
@@ -137,7 +137,7 @@ def test_a_gap_begins_behind_what_the_archive_has_and_ends_before_what_the_slot_
     place = resume_point(info, ArchiveMark("", 0, 0, ""), "file:///a", "headrace")
     assert place.gap_before(opening_at(201)) is None
     assert place.gap_before(opening_at(300)) == Gap(201, 300, "slot_moved")
-    # It ends in the middle of a transaction, before which everything is there.
+    # It ends in the middle of a transaction; everything before the transaction is stored.
     cut = resume_point(
         replace(info, whole=False, end_lsn=101), ArchiveMark("", 0, 0, ""), "file:///a", "headrace"
     )

@@ -199,7 +199,7 @@ def test_a_table_is_missing_where_its_first_change_comes_before_its_description(
 
 
 def test_what_is_read_of_a_table_ahead_of_a_batch_is_kept_with_a_later_one() -> None:
-    """After a crash the trail goes on behind the batch, with what was kept: later descriptions are
+    """After a crash the trail continues behind the batch, with what was kept: later descriptions are
     read again.
     """
     book = TableBook({USERS: Noted(("id",))})

@@ -195,7 +195,7 @@ def test_a_message_of_a_row_can_be_kept_without_a_column() -> None:
         whole = head + RELATION_ID + b"".join(kind + row for kind in kinds)
         assert without(whole, {1}) == head + RELATION_ID + b"".join(kind + bare for kind in kinds)
         assert without(whole, ()) == whole
-        # What can't be told apart is not kept.
+        # Values that can't be distinguished are not kept.
         assert without(whole[:-1], {1}) == b""
 
 

@@ -57,7 +57,7 @@ IO_MODULES = frozenset(
         "uvloop",
     }
 )
-# Beside those whose docstring says "Pure.".
+# In addition to those whose docstring says "Pure.".
 PURE = (
     "libs/headrace/pgoutput",
     "libs/headrace/contract",
@@ -203,7 +203,7 @@ def test_a_pure_module_sees_no_input_and_no_output_even_through_others() -> None
 
 
 def test_the_archive_is_read_without_a_database_nats_or_spark() -> None:
-    """Whoever only reads files should not have to install what writes them. Followed through our
+    """Programs that only read files should not have to install the packages that write them. Followed through our
     own modules.
     """
     found = []

@@ -55,7 +55,7 @@ def validator(name: str) -> Any:
     checker = Draft202012Validator.TYPE_CHECKER.redefine(
         "string", lambda _, value: isinstance(value, str | bytes)
     )
-    kind = extend(Draft202012Validator, type_checker=checker)  # type: ignore[no-untyped-call]  # its stubs say no more
+    kind = extend(Draft202012Validator, type_checker=checker)  # type: ignore[no-untyped-call]  # its stubs lack the type
     registry: Registry[Any] = Registry().with_resources(resources)
     return kind(
         documents()[f"{name}.schema.json"], registry=registry, format_checker=FormatChecker()

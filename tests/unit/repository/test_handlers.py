@@ -18,7 +18,7 @@ from tests.support.source_tree import (
 
 
 def caught(node: ast.AST) -> list[ast.expr]:
-    """The classes that a handler, or `contextlib.suppress`, names beside each other."""
+    """The classes that a handler, or `contextlib.suppress`, names together."""
     if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Tuple):
         return node.type.elts
     if isinstance(node, ast.Call) and "suppress" in {

@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[2]
 
 
 def run(folder: Path, reason: str, ci: str) -> subprocess.CompletedProcess[str]:
-    """A pytest of its own on one test that is skipped for this reason."""
+    """Run a separate pytest on one test that is skipped for this reason."""
     (folder / "test_it.py").write_text(
         f"import pytest\n\ndef test_it():\n    pytest.skip({reason!r})\n"
     )
