@@ -92,7 +92,7 @@ class World:
         # How far a store comes back at least: a bucket that never knew the source can't tell of it.
         self.kept_least: dict[str, int] = {}
         self.crashes: list[str] = []
-        # Foreseen errors that ended a process: another instance continues, or none does.
+        # Foreseen errors that ended a process: another instance may continue.
         self.ends: list[str] = []
         # Of each source with an archive: its store, and what the files say.
         self.objects: dict[str, Objects] = {}

@@ -1,5 +1,5 @@
-"""The confirmer that holds up the slot is named in time, even after repeated restarts; and none is
-named without a cause.
+"""The confirmer that holds up the slot is named in time, even after repeated restarts; and no
+confirmer is named without a cause.
 """
 
 from __future__ import annotations
