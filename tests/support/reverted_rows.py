@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.cli.audit import former_rows
 from headrace.audit.history import Known, TrailRow
 from headrace.audit.ordering import Reference
 from headrace.audit.table import AuditTable
@@ -124,6 +125,10 @@ def describe_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     async def keys(_: object, ids: list[int]) -> dict[int, Keys]:
         return dict.fromkeys(ids, Keys(("id",), ()))
 
+    async def in_part(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(former_rows, "is_published_in_part", in_part)
     monkeypatch.setattr(catalog, "types", types)
     monkeypatch.setattr(catalog, "files", files)
     monkeypatch.setattr(catalog, "keys", keys)

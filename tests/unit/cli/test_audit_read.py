@@ -40,6 +40,7 @@ def change(operation: str = "UPDATE", **fields: Any) -> dict[str, Any]:
         "context": "{}",
         "exact": None,
         "unchanged": None,
+        "source": "s",
         "before": before,
         "after": after,
         **fields,
@@ -222,6 +223,11 @@ def test_a_row_is_looked_for_in_the_sources_database_and_then_in_any(
     there = TrailRow({"a": "ä"}, ["big"], change())
     rows = Rows(there)
     monkeypatch.setattr(read, "row_at", rows)
+
+    async def certain(*_: object) -> Any:
+        return SimpleNamespace(has=lambda *_: True)
+
+    monkeypatch.setattr(read, "known_of", certain)
     shown = said(capsys, read.at("2026-01-01", "users", "1"))
     assert shown == ["{", '  "a": "ä"', "}", "unknown: big"]
     assert rows.databases == ["app"]

@@ -123,6 +123,7 @@ class Pipe:
     def __init__(self) -> None:
         self.messages: list[Any] = []
         self.acked_at = self.stored_seq = 0
+        self.ids_in_doubt = False
 
     @property
     def published(self) -> int:
