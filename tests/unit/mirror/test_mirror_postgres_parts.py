@@ -1,0 +1,106 @@
+"""The pure parts of a mirror in PostgreSQL: names, types, texts of values, and errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+
+from headrace.contract.exact import ExactText
+from headrace.contract.naming import split_table_token, table_token
+from headrace.mirror.column_types import array_literal
+from headrace.mirror.postgres import error_of, table_name
+from headrace.mirror.postgres_values import text_of, type_in
+from headrace.mirror.table import Column, Table
+from headrace.mirror.target import TargetAwayError
+
+USERS = Table("app", 'us"ers', (Column("id", "integer"),), ("id",), ("id",))
+
+
+def test_a_copy_has_a_short_name_of_its_own() -> None:
+    assert table_name(USERS) == '"app"."us""ers"'
+    staged = table_name(replace(USERS, staging=True))
+    schema, _, name = staged.partition(".")
+    assert schema == "headrace_mirror"
+    assert len(name) == len("new_") + 24
+    assert staged == table_name(replace(USERS, staging=True, columns=()))
+    other = replace(USERS, schema='app"', name="us", staging=True)
+    assert table_name(other) != staged
+
+
+@pytest.mark.parametrize(
+    ("data_type", "stored"),
+    [
+        ("numeric(10,2)", "numeric(10,2)"),
+        ("timestamp(3) with time zone", "timestamp(3) with time zone"),
+        ("integer[]", "integer[]"),
+        ("mood", "text"),
+        ("mood[]", "text"),
+        ("app.mood", "text"),
+        ("numeric(x)", "text"),
+    ],
+)
+def test_types_of_the_sources_own_become_text(data_type: str, stored: str) -> None:
+    assert type_in(data_type) == stored
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value", "text"),
+    [
+        ("boolean", True, "t"),
+        ("boolean", False, "f"),
+        ("bytea", b"\0\xff", "\\x00ff"),
+        ("bytea", "AP8=", "\\x00ff"),
+        ("jsonb", {"a": 1}, '{"a": 1}'),
+        ("json", ExactText('{"a":1.50}'), '{"a":1.50}'),
+        ("integer", 7, "7"),
+        ("text", "x", "x"),
+        ("integer[]", [1, None, 3], "{1,NULL,3}"),
+        ("integer[]", "[0:1]={1,2}", "[0:1]={1,2}"),
+        ("boolean[]", [[True], [False]], "{{t},{f}}"),
+        ("bytea[]", [b"\0"], '{"\\\\x00"}'),
+        ("mood", True, "t"),
+        ("mood", {"a": 1}, '{"a": 1}'),
+        ("mood", ["a b", "c"], '{"a b",c}'),
+        ("mood", b"\1", "\\x01"),
+        ("mood", 7, "7"),
+    ],
+)
+def test_a_value_is_text_that_postgresql_reads(data_type: str, value: Any, text: str) -> None:
+    assert text_of(data_type)(value) == text
+
+
+def test_elements_are_quoted_where_postgresql_would_misread_them() -> None:
+    literal = array_literal(["a", "", "null", "NULL", "a,b", 'q"', "b\\", "{", " x", "nul"], str)
+    assert literal == '{a,"","null","NULL","a,b","q\\"","b\\\\","{"," x",nul}'
+
+
+def failure(state: str | None, text: str = "") -> psycopg.Error:
+    error = psycopg.OperationalError(text)
+    error.sqlstate = state
+    return error
+
+
+@pytest.mark.parametrize("state", [None, "08006", "57P01", "53300", "40001", "55P03", "55006"])
+def test_a_server_that_is_away_or_busy_is_waited_for(state: str | None) -> None:
+    found = error_of(failure(state, "first line\nsecond"))
+    assert isinstance(found, TargetAwayError)
+    assert "PostgreSQL: first line." in str(found)
+    assert "second" not in str(found)
+
+
+@pytest.mark.parametrize("state", ["42501", "23505", "55000"])
+def test_a_refusal_is_no_absence(state: str) -> None:
+    found = error_of(failure(state, "no"))
+    assert not isinstance(found, TargetAwayError)
+    assert "Check the role's permissions" in str(found)
+
+
+def test_reserved_names_have_tokens_that_nothing_else_has() -> None:
+    assert table_token("public", "_gap") == "=5Fgap"
+    assert table_token("public", "_message") == "=5Fmessage"
+    assert table_token("public", "users") == "users"
+    assert table_token("app", "_gap") == "app=2F_gap"
+    assert split_table_token("=5Fgap") == ("public", "_gap")
