@@ -337,3 +337,20 @@ def test_a_gap_behind_its_snapshot_makes_a_copy_useless(
 ) -> None:
     gap = event("GAP", up_to, source=source, up_to=f"0/{up_to:X}", reason=reason)
     assert isinstance(staged_steps(gap, RUN), Resync) is is_cut
+
+
+def test_a_copy_has_the_columns_of_its_snapshots_moment(tmp_path: Path) -> None:
+    """The newest known schema is from behind it, and fills a column in all of its rows."""
+    world = MirrorWorld(tmp_path)
+    try:
+        world.create("a", 4)
+        world.copy_s = 3.0
+        world.start()
+        world.past(1.0)
+        with world.transaction() as tx:
+            tx.add_column("a", "c", "filled")
+            tx.insert("a", id=50, name="x", c="y")
+        world.settle()
+        assert world.snapshots == ["a"]
+    finally:
+        world.close()

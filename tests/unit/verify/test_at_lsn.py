@@ -1,4 +1,4 @@
-"""Where a mirror stands, seen from an LSN: by its marks, and the events that the stream has."""
+"""A mirror seen from an LSN: its marks, and the events that the stream has."""
 
 from __future__ import annotations
 
