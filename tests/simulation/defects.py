@@ -16,11 +16,8 @@ import pytest
 
 from headrace.archive.errors import FileTakenError
 from headrace.archiver import file_writer
-from headrace.archiver import sink as archiver_sink
 from headrace.archiver.builder import Builder
 from headrace.archiver.file_writer import FileWriter
-from headrace.archiver.sink import ArchiveSink
-from headrace.postgres.relation_facts import ReadingAbandonedError
 from headrace.publisher import assembler
 from headrace.publisher.chain_pipe import ChainPipe
 from headrace.publisher.progress_writer import ProgressWriter
@@ -86,14 +83,6 @@ def _source_not_remembered(patch: pytest.MonkeyPatch) -> None:
     without(patch, ProgressWriter, "join", "await self._cell.write(known.encode())", "pass")
 
 
-def _rows_after_an_abandoned_reading(patch: pytest.MonkeyPatch) -> None:
-    """A relation that a stop left without a shape keeps the one that it had."""
-    patch.setattr(archiver_sink, "ReadingAbandonedError", ReadingAbandonedError, raising=False)
-    described = "        except DecodeError as error:\n"
-    ignored = "        except ReadingAbandonedError:\n            return\n"
-    without(patch, ArchiveSink, "_on_entry", described[4:], ignored[4:] + described[4:])
-
-
 def _taken_file_is_ones_own(patch: pytest.MonkeyPatch) -> None:
     """A file that is there after a put without an answer is taken for the one that was put."""
     patch.setattr(file_writer, "FileTakenError", FileTakenError, raising=False)
@@ -129,7 +118,6 @@ DEFECTS = (
     Defect("a fork behind unwritten progress", "fork", _fork_judged_by_written_progress),
     Defect("a rewrite after a resync", "ddl", _files_forgotten_at_a_resync),
     Defect("a promotion that is not written down", "fork", _source_not_remembered),
-    Defect("rows after an abandoned reading", "archive_stop", _rows_after_an_abandoned_reading),
     Defect("a zombie's file taken for one's own", "archive_store", _taken_file_is_ones_own),
     Defect("confirmed before the file is stored", "archive_store", _confirmed_before_the_put),
     Defect("a failed put taken for stored", "archive_store", _last_file_not_read),

@@ -24,7 +24,7 @@ CLASSES = (
     "archive",
 )
 # Few faults of one sort, for defects that need just these.
-FOCUSED = ("archive_stop", "archive_store", "archive_slot")
+FOCUSED = ("archive_store", "archive_slot")
 _LENGTH_S = 2.0
 
 
@@ -135,7 +135,6 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
 
 
 _OF_KIND |= {
-    "archive_stop": ("stop_archiver_blind",),
     "archive_store": ("trouble_objects", "kill_archiver"),
     "archive_slot": ("move_slot",),
 }
