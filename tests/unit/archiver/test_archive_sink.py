@@ -240,6 +240,33 @@ async def test_a_transaction_of_twice_a_file_is_cut_and_nothing_of_it_is_confirm
     assert archiver.rows(2) == [(100, number, f'{{"id":{number}}}') for number in (6, 7)]
 
 
+async def test_a_transaction_of_updates_is_cut_as_well(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    updates = [(0, b"U" + row(b"%d" % number)[1][1:]) for number in range(7)]
+    await archiver.take(begin(100), table(), *updates)
+    await sink.store(Demand.ALL)
+    assert [seq for _, seq, _ in archiver.rows(1)] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_store_that_answers_at_the_start_is_no_reason_any_more(archiver: Archiver) -> None:
+    archiver.scope.health.block("store", "no answer")
+    await archiver.open()
+    assert "store" not in archiver.scope.health.reasons
+
+
+async def test_closing_waits_for_the_thread_that_encodes(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    release = threading.Event()
+    sink._open._writer.add = lambda _: release.wait() and None  # type: ignore[method-assign,assignment]  # as long as the test wants
+    await archiver.take(*transaction(100, b"1")[:-1])
+    await sink._open.add(sink._builder.take_group())
+    closing = asyncio.create_task(sink.close())
+    await turns()
+    assert not closing.done()
+    release.set()
+    await closing
+
+
 async def test_a_file_that_waits_inside_a_transaction_is_not_closed(archiver: Archiver) -> None:
     sink = await archiver.open()
     await archiver.take(*transaction(100, b"1")[:-1])

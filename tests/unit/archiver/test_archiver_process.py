@@ -20,6 +20,7 @@ from headrace.archive.registry import register
 from headrace.archive.store import Store
 from headrace.archiver import janitor, pyarrow_memory, service
 from headrace.archiver.open_file import OpenFile
+from headrace.confirming.relations import Relations
 from headrace.errors import SettingError
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
@@ -110,6 +111,12 @@ async def test_an_archiver_that_recovers_says_whether_its_store_is_the_reason(
         errors = ArchiveUnreachableError("no answer"), ArchiveError("damaged")
         progressed.extend([await failed(error) for error in errors])
 
+    closed: list[bool] = []
+
+    async def close(_: Relations) -> None:
+        closed.append(True)
+
+    monkeypatch.setattr(Relations, "close", close)
     monkeypatch.setattr(service, "follow_on", follow_on)
     client: Any = SimpleNamespace(jetstream=lambda: None, max_payload=1)
     settings = load({"HEADRACE_ARCHIVE_URL": f"file://{tmp_path}"})
@@ -119,6 +126,44 @@ async def test_an_archiver_that_recovers_says_whether_its_store_is_the_reason(
     assert "damaged" in scope.health.reasons["archive"]
     assert scope.health.stats.values()["archive_recoveries"] == 2
     assert progressed == [False, False], "no run has written anything"
+    assert closed == [True]
+
+
+async def test_the_service_holds_its_lease_while_it_archives_and_removes_files_if_it_is_to(
+    scope: Scope, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    async def on_the_bus(_: Scope, __: object, work: Any) -> None:
+        await work(SimpleNamespace(jetstream=lambda: None, max_payload=1))
+
+    async def ensure(*_: object) -> None:
+        calls.append("streams")
+
+    async def leased(_: Scope, __: object, ___: object, name: str, work: Any) -> None:
+        calls.append(f"lease of {name}")
+        await work(SimpleNamespace(), "session")
+
+    async def follow_on(*_: object) -> None:
+        calls.append("archive")
+
+    def spawn(_: Scope, name: str, work: Any) -> None:
+        calls.append(name)
+        work.close()
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(service, "on_the_bus", on_the_bus)
+    monkeypatch.setattr(service, "ensure_patiently", ensure)
+    monkeypatch.setattr(service, "run_leased", leased)
+    monkeypatch.setattr(service, "follow_on", follow_on)
+    monkeypatch.setattr(Scope, "spawn", spawn)
+    url = {"HEADRACE_ARCHIVE_URL": f"file://{tmp_path}"}
+    await service.run(scope, load(url))
+    assert calls == ["streams", "lease of archiver", "archive"]
+    calls.clear()
+    await service.run(scope, load({**url, "HEADRACE_ARCHIVE_KEEP_S": "9"}))
+    assert calls == ["streams", "lease of archiver", "janitor", "archive"]
+    assert sys.meta_path[0].__class__.__name__ == "_NotHere", "pandas is kept out"
 
 
 def test_pandas_is_not_there_for_the_archiver_and_everything_else_is(
