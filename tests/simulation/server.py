@@ -263,6 +263,7 @@ class Server:
                 config.get("max_msgs_per_subject", -1) or -1,
                 bool(config.get("allow_batched")),
                 bool(config.get("allow_atomic")),
+                max_age=config.get("max_age") or 0,
             )
         return self.streams[name].info()
 

@@ -62,6 +62,8 @@ class Stream:
     # Where nats-server 2.15 believes that the stream ends, for fast ingest alone: an atomic batch
     # that was refused for a duplicate leaves it too high, until the next atomic batch.
     claimed_seq: int = 0
+    # In nanoseconds, as configured; nothing is removed by it here.
+    max_age: int = 0
 
     def take(self, subject: str, headers: Headers, payload: bytes, now: float) -> Answer:
         """Store a message, or say why not; the answer to its publisher."""
@@ -164,6 +166,7 @@ class Stream:
                 "subjects": list(self.subjects),
                 "retention": "limits",
                 "max_msgs_per_subject": self.per_subject,
+                "max_age": self.max_age,
                 "duplicate_window": int(self.window_s * 1e9),
                 "allow_direct": True,
                 "allow_atomic": self.atomic,

@@ -187,4 +187,5 @@ class Compression:
 
     def _is_over(self, retired_at: int, now: int) -> bool:
         """Whether no message of the stream can need it any more."""
-        return now - retired_at > self._age_max_s + LARGE_MARGIN_S
+        # A stream without an age limit keeps its messages, and needs their dictionaries.
+        return 0 < self._age_max_s < now - retired_at - LARGE_MARGIN_S

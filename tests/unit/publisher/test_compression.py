@@ -195,6 +195,19 @@ async def outgrow(one: Compression) -> None:
 
 
 @on_virtual_time
+async def test_a_stream_without_an_age_limit_keeps_all_its_dictionaries() -> None:
+    async with simulated_nats(WANTED) as nats:
+        nats.cdc.max_age = 0
+        one = await trained(nats)
+        (first,) = await dictionary_ids(nats)
+        await outgrow(one)
+        await one.of([event(number, table="users") for number in range(5000, 5000 + SAMPLES)])
+        await asyncio.sleep(100 * AGE_MAX_S)
+        await one.of([event(number, table="t") for number in range(SAMPLES)])
+        assert first in await dictionary_ids(nats)
+
+
+@on_virtual_time
 async def test_a_dictionary_that_no_longer_fits_is_replaced_and_kept_while_messages_need_it() -> (
     None
 ):
