@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.audit import former_rows
 from headrace.audit.history import Known, TrailRow
 from headrace.audit.ordering import Reference
 from headrace.audit.table import AuditTable
