@@ -90,7 +90,7 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
     while True:
         scope.health.stats.set("nats_connected", int(client.is_connected))
         stats = scope.health.refreshed()
-        # A client that reconnects would buffer reports, and deliver old ones at once later.
+        # A client that reconnects would buffer reports, and deliver old ones together later.
         if client.is_connected:
             report = encode_stats(stats, scope.health.reasons, scope.health.traces.taken())
             with contextlib.suppress(NatsError):

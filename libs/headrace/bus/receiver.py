@@ -127,7 +127,7 @@ class FrameReceiver:
         assert head.epoch > self.epoch, "an epoch only grows"
         self.epoch = head.epoch
         self.seq = 0
-        # What was durable in the epoch before says nothing about this one: it may be of another
+        # The durable LSN of the epoch before says nothing about this one, which may be of another
         # server.
         self.confirmed_lsn = 0
         # A message may have been cut by the end of the epoch before: its rest will never come.

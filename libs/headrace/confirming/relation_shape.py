@@ -28,7 +28,7 @@ class Values:
     unchanged: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: object) -> None:
-        # The native form can't hold all of it: consumers find the exact text beside it.
+        # The native form can't hold all of it: consumers find the exact text next to it.
         if type(value) is Inexact:
             self.exact[name] = value.text
             value = value.native

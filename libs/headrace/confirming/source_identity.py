@@ -33,7 +33,7 @@ def divergence(known: SourceIdentity, opening: Opening) -> str | None:
             f"PostgreSQL's system identifier is {opening.system_id}, the {known.store}'s is "
             f"{known.system_id}"
         )
-    # A primary of old times came back beside its successor.
+    # An old primary came back next to its successor.
     if opening.timeline < known.timeline:
         return (
             f"PostgreSQL is on timeline {opening.timeline}, the {known.store} on {known.timeline}"

@@ -128,7 +128,7 @@ class ReplicationConnection:
         self._loop = asyncio.get_running_loop()
         # Pending while the event loop watches the socket.
         self._waiting: asyncio.Future[None] | None = None
-        # The stream has ended; libpq says so only once.
+        # The stream has ended; libpq reports it only once.
         self._over = False
 
     @classmethod

@@ -138,7 +138,7 @@ class Assembler:
         """Rows of this relation have this shape from here on."""
         relation_id = table.shape.relation.relation_id
         self.tables[relation_id] = table
-        # Their code was made for the columns of the earlier shape.
+        # Their code was compiled for the columns of the earlier shape.
         for head in quick_events.heads(relation_id):
             self._writers.pop(head, None)
 

@@ -98,7 +98,7 @@ class AtomicPipe(Pipe):
 
     def fits_alone(self, messages: int, size: int) -> bool:
         """Whether this many messages fit into a separate group."""
-        # A single message needs no batch, and its size is limited by NATS alone.
+        # A single message needs no batch, and only NATS limits its size.
         return messages <= self._messages_max and (size <= self._bytes_max or messages == 1)
 
     async def open(self, tail: Tail) -> None:

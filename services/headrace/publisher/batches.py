@@ -110,7 +110,7 @@ class Batches(Delivery):
             await self._flush(up_to=self._before)
             batch = None
         if batch is None:
-            # Behind those that are there: they are flushed in the order in which they began.
+            # Behind the existing ones: they are flushed in the order in which they began.
             batch = _Batch()
             self._batches[token] = batch
         if len(self._batches) == 1 and not batch.payloads:

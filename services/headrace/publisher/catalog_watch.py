@@ -66,7 +66,7 @@ class CatalogWatch:
     async def _read(self) -> CatalogReading:
         session = await connection.connect(self._settings.postgres, "headrace publisher catalog")
         try:
-            # Locks of DDL may hold it up; the watch must go on.
+            # Locks of DDL may hold it up; the watch must continue.
             async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
                 reading = await read_publication(session, self._settings.source.publication)
         finally:

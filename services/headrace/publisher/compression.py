@@ -174,7 +174,7 @@ class Compression:
         self._kept["tables"][token] = dictionary_id
         if replaced is not None:
             self._kept["retired"].append([replaced, now])
-        # Deleted after the record names them no more: a crash in between leaves an unused value,
+        # Deleted after the record no longer names them: a crash in between leaves an unused value,
         # not a record of a missing one.
         over = [entry for entry in self._kept["retired"] if self._is_over(entry[1], now)]
         self._kept["retired"] = [entry for entry in self._kept["retired"] if entry not in over]

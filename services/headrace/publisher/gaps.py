@@ -16,7 +16,8 @@ def gap_event(gap: Gap, source: str, encoding: Encoding, first_lost: int = 0) ->
 
     `first_lost`: the first lost sequence, of a hole in the middle of the stream.
     """
-    # Where the source goes on. It must not advance consumers: the next event may be there too.
+    # The LSN at which the source continues. It must not advance consumers: the next event may be
+    # there too.
     position = Position(gap.up_to, 0)
     # From what is lost, so that a restart that reports it again is recognized by the id.
     msg_id = gap_id(gap.up_to, source, first_lost)

@@ -98,7 +98,7 @@ async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIt
     book = await shelf.load(start.position, start.ids_after, start.lanes)
     log.info("place_found", position=str(start.position), stream_seq=start.tail.last_seq)
     parked = LargeStore(js, streams.parked, client.max_payload)
-    # Not opened before everything else is there: from then on other suites see it as a writer.
+    # Opened last: from then on other suites see it as a writer.
     pipe = await _pipe(client, settings, stats, tail)
     made = Pipeline(
         settings=settings,

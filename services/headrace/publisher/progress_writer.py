@@ -78,7 +78,7 @@ class ProgressWriter:
         """Write that everything before `lsn` is stored, the last event of it at `position`; some of
         it may be beyond, unless the stream is past the lanes of a crash.
         """
-        assert self._write is None, "two writes of the progress at once"
+        assert self._write is None, "two concurrent writes of the progress"
         # Nothing is new: an idle publisher must not write every interval.
         if lsn <= self.confirmed_lsn and position == self.progress.position:
             return

@@ -36,8 +36,8 @@ class AtomicDelivery(Delivery):
         self._open: list[PublishedEvent] = []
         self._open_bytes = 0
         self._before_open = self.position
-        # The open transaction is too large for a group, or was begun before a crash: its parts are
-        # stored as they come, and say so.
+        # The open transaction is too large for a group, or started before a crash: its parts are
+        # stored as they come, and marked as parts.
         self._split = False
 
     @property
@@ -133,7 +133,7 @@ class AtomicDelivery(Delivery):
 
     async def _close(self) -> None:
         """The transaction is complete: it joins the group, or starts the next."""
-        # A split transaction gets a group of its own: a whole one beside it would seem split too.
+        # A split transaction gets a separate group: a whole one in it would seem split too.
         if self._split or not self._atomic.fits(len(self._open), self._open_bytes):
             await self._atomic.flush()
         await self._hand_over(None)
@@ -143,7 +143,7 @@ class AtomicDelivery(Delivery):
         events = self._open
         self._open = []
         self._open_bytes = 0
-        # Without headers and with positions of their own, events need no message made for them.
+        # Events with positions and without headers are published as they are.
         if headers is None and all(event.advances for event in events):
             if events:
                 self._sent.append((self._pipe.published, events))
