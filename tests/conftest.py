@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 from hypothesis import HealthCheck, settings
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.embedded.postgres_install import PostgresVersion
-from headrace.testing.database import fresh_database
+from headrace.testing.database import Database, fresh_database
 from headrace.testing.line import ALL_TABLES, Line, Lines, running_line
 from headrace.testing.names import Names
+from headrace.testing.plugin import OwnPostgres
 from headrace.testing.responder import Consumer, Responder, connected_consumer, running_responder
 from headrace.testing.servers import SessionServers
 from tests import skips
 from tests.support.order import long_files_first
+from tests.support.own_source import OwnSource
 from tests.support.spark_classes import use_archive
 
 
@@ -78,6 +80,26 @@ async def lines(
             return started[key]
 
         yield line
+
+
+@async_fixture
+async def own_source(own_postgres: OwnPostgres) -> AsyncIterator[OwnSource]:
+    """A function that starts a PostgreSQL which only this test uses, and runs SQL in it."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def make(setup: str, settings: Mapping[str, str] | None = None) -> Database:
+            source = Database(await own_postgres(settings=settings), "postgres")
+            stack.push_async_callback(source.close)
+            await source.execute(setup)
+            return source
+
+        yield make
+
+
+@pytest.fixture
+def version() -> PostgresVersion:
+    """PostgreSQL's version where a test names none."""
+    return 18
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,6 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from headrace.testing.names import Names
-from headrace.testing.servers import SessionServers
 from headrace.testing.up import Up
 
 pytestmark = pytest.mark.slow
@@ -24,23 +22,8 @@ READERS = "SELECT slot_name::text, active_pid FROM pg_replication_slots WHERE ac
 
 
 @pytest.fixture
-def empty_folder(session_servers: SessionServers, names: Names) -> Path:
-    """A folder that another user may enter, as PostgreSQL must under root."""
-    folder = session_servers.folder / f"beside {names.unique}"
-    folder.mkdir(mode=0o711)
-    return folder
-
-
-@pytest.fixture
-async def suite(empty_folder: Path) -> AsyncIterator[Up]:
-    async with Up(empty_folder) as up:
-        await up.says(r"Up after [\d.]+ s")
-        yield up
-
-
-@pytest.fixture
-async def database(suite: Up) -> AsyncIterator[asyncpg.Connection]:
-    shown = re.search(r"psql '(postgresql://[^']+)'", suite.output)
+async def database(running: Up) -> AsyncIterator[asyncpg.Connection]:
+    shown = re.search(r"psql '(postgresql://[^']+)'", running.output)
     assert shown
     connection = await asyncpg.connect(shown[1])
     await connection.execute("CREATE TABLE orders (id int PRIMARY KEY, what text)")
@@ -73,13 +56,13 @@ async def written(database: asyncpg.Connection, rows: int) -> None:
 
 
 async def test_in_a_suites_environment_the_trail_follows_the_suites_stream(
-    suite: Up, database: asyncpg.Connection
+    running: Up, database: asyncpg.Connection
 ) -> None:
     await database.execute("INSERT INTO orders VALUES (1, 'before')")
     before = await database.fetch(READERS)
-    environment = await sourced(suite.folder)
+    environment = await sourced(running.folder)
     async with Up(
-        suite.folder, command=("audit", "up"), **environment, CLEANUP_ON_SHUTDOWN="true"
+        running.folder, command=("audit", "up"), **environment, CLEANUP_ON_SHUTDOWN="true"
     ) as trail:
         await trail.says("follows the suite of slot headrace, through its stream CDC")
         await trail.says("is written to")
@@ -94,10 +77,10 @@ async def test_in_a_suites_environment_the_trail_follows_the_suites_stream(
     # The address of the suite's page is that of the next start, too: what is kept is the trail's
     # place.
     await database.execute("DELETE FROM orders")
-    async with Up(suite.folder, command=("audit", "up"), **environment) as trail:
+    async with Up(running.folder, command=("audit", "up"), **environment) as trail:
         await written(database, 3)
 
-    own = Up(suite.folder, "--once", command=("audit", "up"), **environment, SLOT_NAME="other")
+    own = Up(running.folder, "--once", command=("audit", "up"), **environment, SLOT_NAME="other")
     async with own as refused:
         assert await refused.ends() == 1
     assert "a suite already delivers to nats://127.0.0.1:" in refused.output
@@ -106,10 +89,10 @@ async def test_in_a_suites_environment_the_trail_follows_the_suites_stream(
 
 
 async def test_with_a_nats_of_its_own_the_trail_never_takes_the_slot_of_a_suite_whose_environment_it_has(
-    suite: Up, database: asyncpg.Connection, tmp_path: Path
+    running: Up, database: asyncpg.Connection, tmp_path: Path
 ) -> None:
     before = await database.fetch(READERS)
-    environment = await sourced(suite.folder)
+    environment = await sourced(running.folder)
     del environment["NATS_URL"]
     async with Up(tmp_path, command=("audit", "up"), **environment) as trail:
         await trail.says("is written to")

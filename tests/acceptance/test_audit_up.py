@@ -161,6 +161,11 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     assert (await running.log())[0]["context"] != {}
     assert await running.database.fetchval('SELECT count(DISTINCT "table") FROM changes') == 1
 
+    await the_example_shows_its_context(running)
+    await both_ports_answer(running)
+
+
+async def the_example_shows_its_context(running: Running) -> None:
     example = await asyncio.create_subprocess_exec(
         sys.executable,
         Path(__file__).parents[2] / "examples/python/audit_context.py",
@@ -170,6 +175,8 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     out, _ = await example.communicate()
     assert "UPDATE: shipped, by bob in POST /shipments" in out.decode()
 
+
+async def both_ports_answer(running: Running) -> None:
     async with aiohttp.ClientSession() as http:
         for port, path, words in (
             ("HEALTH_PORT", "/any", "ok"),

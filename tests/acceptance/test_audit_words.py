@@ -17,18 +17,7 @@ from headrace.settings import load
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.up import Up
-
-
-def variables(database: Database, names: Names) -> dict[str, str]:
-    return {
-        "DB_HOST": "127.0.0.1",
-        "DB_PORT": str(database.port),
-        "DB_NAME": database.name,
-        "DB_USER": database.user,
-        "SLOT_NAME": names.slot,
-        "PUBLICATION_NAME": names.publication,
-        "CLEANUP_ON_SHUTDOWN": "true",
-    }
+from tests.support.audit_trail import bemi_variables
 
 
 async def last_words(folder: Path, **environment: str) -> str:
@@ -41,7 +30,7 @@ async def last_words(folder: Path, **environment: str) -> str:
 async def test_an_error_names_the_variables_that_were_set(
     database: Database, names: Names, tmp_path: Path
 ) -> None:
-    given = variables(database, names)
+    given = bemi_variables(database, names)
     away = await last_words(tmp_path, **{**given, "DB_PORT": "9"})
     assert "Start it, or set DB_HOST and DB_PORT" in away
     assert "PG_" not in away
@@ -82,7 +71,7 @@ async def test_a_stop_is_obeyed_before_everything_is_ready(
     silent = socket.create_server(("127.0.0.1", 0))
     silent.setblocking(False)
     to = {"DEST_DB_HOST": "127.0.0.1", "DEST_DB_PORT": str(silent.getsockname()[1])}
-    async with Up(tmp_path, command=("audit", "up"), **variables(database, names), **to) as up:
+    async with Up(tmp_path, command=("audit", "up"), **bemi_variables(database, names), **to) as up:
         async with asyncio.timeout(90):
             connected, _ = await asyncio.get_running_loop().sock_accept(silent)
         assert await database.fetchval(
@@ -105,7 +94,7 @@ async def test_tables_by_a_pattern_are_audited_and_no_others(
     await database.execute("CREATE SCHEMA app; CREATE TABLE app.kept (id int PRIMARY KEY)")
     await database.execute("CREATE TABLE left_out (id int PRIMARY KEY)")
     async with Up(
-        tmp_path, command=("audit", "up"), **variables(database, names), TABLES="app.*"
+        tmp_path, command=("audit", "up"), **bemi_variables(database, names), TABLES="app.*"
     ) as up:
         await up.says("is written to")
         await database.execute(

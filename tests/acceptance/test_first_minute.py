@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -16,31 +15,12 @@ from headrace.embedded.nats import EmbeddedNats
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats
-from headrace.testing.servers import SessionServers
 from headrace.testing.up import Up, ready
 
 # Each starts and stops a whole suite.
 pytestmark = pytest.mark.slow
 
 ORDER = ("wal-reader", "publisher", "snapshot-responder", "schema-publisher", "telemetry")
-
-
-@pytest.fixture
-def empty_folder(session_servers: SessionServers, names: Names) -> Path:
-    """A folder with a space in its name, which another user may enter, as PostgreSQL must under
-    root.
-    """
-    folder = session_servers.folder / f"first minute {names.unique}"
-    folder.mkdir(mode=0o711)
-    return folder
-
-
-@pytest.fixture
-async def running(empty_folder: Path) -> AsyncIterator[Up]:
-    """An `up` that has shown its table."""
-    async with Up(empty_folder) as up:
-        await up.says(r"Up after [\d.]+ s")
-        yield up
 
 
 def port_of(server: str, output: str) -> str:
@@ -174,13 +154,8 @@ async def test_servers_that_the_environment_names_are_used_and_none_is_started(
     nats: EmbeddedNats = await own_nats()
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
     environment = {
-        "PG_HOST": "127.0.0.1",
-        "PG_PORT": str(database.port),
-        "PG_DB": database.name,
-        "POSTGRES_BRIDGE_USER": database.user,
-        "NATS_URL": nats.url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **database.environment(nats.url),
+        **names.settings,
     }
     async with Up(empty_folder, "--once", **environment) as up:
         assert await up.ends() == 0, up.output

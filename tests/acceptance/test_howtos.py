@@ -15,10 +15,10 @@ import pytest
 from headrace.contract import events
 from headrace.embedded.ports import free_port
 from headrace.embedded.postgres_install import postgres_binaries
-from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
-from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
+from tests.support.own_source import OwnSource
 
 PAGE = Path(__file__).parents[2] / "docs/howto.md"
 RECIPE = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -57,15 +57,14 @@ async def gaps(url: str) -> list[events.Payload]:
 
 @pytest.mark.slow
 async def test_every_recipe_works_as_it_is_written(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
+    database = await own_source(
         "CREATE ROLE cdc LOGIN REPLICATION PASSWORD 'the-old-one'; CREATE TABLE users (id bigint "
         "PRIMARY KEY);"
         "GRANT SELECT ON users TO cdc; CREATE PUBLICATION headrace FOR TABLE users"
     )
+    server = await own_nats()
     (secret := tmp_path / "secret").write_text("the-old-one")
     psql = postgres_binaries(18, None) / "psql"
     environment = {
@@ -76,7 +75,7 @@ async def test_every_recipe_works_as_it_is_written(
         },
         **SETTINGS,
         "HEADRACE_CATALOG_INTERVAL_S": "1",
-        **postgres.environment(),
+        **database.server.environment(),
         "PATH": f"{Path(sys.executable).parent}:{psql.parent}:{os.environ['PATH']}",
         "PG_DB": "postgres",
         "NATS_URL": server.url,
@@ -117,5 +116,4 @@ async def test_every_recipe_works_as_it_is_written(
     left = await database.fetchval(
         "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'headrace'"
     )
-    await database.close()
     assert left == 0

@@ -200,8 +200,7 @@ async def own_servers(
     values = {"PG_HOST": "127.0.0.1", "PG_DB": database.name, "POSTGRES_BRIDGE_USER": database.user}
     values |= {"NATS_URL": nats_url, "PG_PORT": str(database.port)}
     values |= {
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **names.settings,
         "HEADRACE_HTTP_PORT": "0",
     }
     environment = {

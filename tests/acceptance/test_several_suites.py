@@ -26,18 +26,10 @@ from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats
 from headrace.testing.process import service
-from headrace.testing.servers import SessionServers
 from headrace.testing.up import Up, ready
 
 ROWS, PER_TRANSACTION = 600, 10
 TWO = ("--slot", "a", "--pub", "p1", "--slot", "b", "--pub", "p2")
-
-
-@pytest.fixture
-def empty_folder(session_servers: SessionServers, names: Names) -> Path:
-    folder = session_servers.folder / f"two suites {names.unique}"
-    folder.mkdir(mode=0o711)
-    return folder
 
 
 def test_each_slot_goes_with_the_publication_of_its_place() -> None:
@@ -124,8 +116,7 @@ async def test_a_slot_that_somebody_reads_is_refused_with_the_readers_name(
         "POSTGRES_BRIDGE_USER": database.user,
         "PG_DB": database.name,
         "NATS_URL": (await own_nats()).url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **names.settings,
         "HEADRACE_HTTP_PORT": "0",
     }
     settings = load(environment)

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -21,20 +20,12 @@ from headrace.postgres.connection import BROKEN
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.oracle import stored
-from headrace.testing.servers import SessionServers
 from headrace.testing.up import Up
+from tests.support.audit_trail import bemi_variables
 
 pytestmark = pytest.mark.slow
 
 MORE_ROWS = 100
-
-
-@pytest.fixture
-def empty_folder(session_servers: SessionServers, names: Names) -> Path:
-    """A folder that another user may enter, as PostgreSQL must under root."""
-    folder = session_servers.folder / f"kept {names.unique}"
-    folder.mkdir(mode=0o711)
-    return folder
 
 
 class Writer:
@@ -113,13 +104,6 @@ def child(pid: int, name: str) -> int:
     return found
 
 
-@pytest.fixture
-async def running(empty_folder: Path) -> AsyncIterator[Up]:
-    async with Up(empty_folder) as up:
-        await up.says(r"Up after [\d.]+ s")
-        yield up
-
-
 async def inserted(nats_url: str, count: int) -> list[int]:
     """The ids of the stream, by a plain reader, once there are so many."""
     found: list[int] = []
@@ -188,15 +172,7 @@ async def test_the_nats_server_of_audit_up_that_is_killed_comes_back_and_the_tra
         "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
     )
     environment = {
-        "DB_HOST": "127.0.0.1",
-        "DB_PORT": str(database.port),
-        "DB_NAME": database.name,
-        "DB_USER": database.user,
-        # Of a suite that is elsewhere: not this trail's.
-        "HEADRACE_SLOT": names.slot,
-        "SLOT_NAME": f"{names.slot}_trail",
-        "PUBLICATION_NAME": names.publication,
-        "CLEANUP_ON_SHUTDOWN": "true",
+        **bemi_variables(database, names),
     }
     async with Up(tmp_path, command=("audit", "up"), **environment) as up:
         await up.says("is written to")
@@ -241,13 +217,7 @@ async def test_health_fails_while_the_trail_stands_still_where_that_was_asked_fo
     database: Database, names: Names, tmp_path: Path
 ) -> None:
     environment = {
-        "DB_HOST": "127.0.0.1",
-        "DB_PORT": str(database.port),
-        "DB_NAME": database.name,
-        "DB_USER": database.user,
-        "SLOT_NAME": names.slot,
-        "PUBLICATION_NAME": names.publication,
-        "CLEANUP_ON_SHUTDOWN": "true",
+        **bemi_variables(database, names),
         "HEALTH_PORT": str(free_port()),
         "HEADRACE_AUDIT_HEALTH_READY": "true",
     }

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from headrace.embedded.postgres import EmbeddedPostgres
 from tests.chaos.checker import BrokenPromiseError, Checker
-from tests.chaos.source import TABLES, Writer
+from tests.chaos.source import TABLES, TROUBLE, Writer
 
 PUBLISHED = "FOR TABLES IN SCHEMA public"
 MIRRORED, TRAIL = "mirrored", "trail"
@@ -32,13 +32,6 @@ SECOND = "second"
 # Moved to and fro between accounts: every reader of one moment of the source reads this sum.
 ACCOUNTS, EACH = 20, 1000
 ARRIVE_S, SAID_S = 900.0, 20.0
-_TROUBLE = (
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    OSError,
-    TimeoutError,
-)
 _TABLES = f"""
 CREATE TABLE savings (id int PRIMARY KEY, n bigint);
 CREATE TABLE current (id int PRIMARY KEY, n bigint);
@@ -182,7 +175,7 @@ class Watch:
                 )
 
     async def _postgres_sum(self) -> int | None:
-        with contextlib.suppress(*_TROUBLE):
+        with contextlib.suppress(*TROUBLE):
             connection = await asyncpg.connect(self._postgres.dsn(MIRRORED), timeout=5)
             try:
                 found = await connection.fetchval(_SUM, timeout=5)

@@ -26,7 +26,7 @@ TABLES = ("orders", "items", "notes")
 IDS = 5000
 _PAGE = 5000
 _SLOT = "oracle"
-_TROUBLE = (
+TROUBLE = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
@@ -71,12 +71,12 @@ class Writer:
                 rows = await self._transaction(connection)
                 self.transactions += 1
                 await self._rest(rows / self._rows_per_s)
-            except _TROUBLE:
+            except TROUBLE:
                 self.failures += 1
                 connection = None
                 await self._rest(0.2)
         if connection is not None:
-            with contextlib.suppress(*_TROUBLE):
+            with contextlib.suppress(*TROUBLE):
                 await connection.close(timeout=2)
 
     async def _rest(self, seconds: float) -> None:
@@ -117,7 +117,7 @@ class Account:
     async def more(self) -> list[Change]:
         """What was committed since the last call, as far as PostgreSQL can be asked now."""
         found: list[Change] = []
-        with contextlib.suppress(*_TROUBLE):
+        with contextlib.suppress(*TROUBLE):
             connection = await asyncpg.connect(self._postgres.dsn(), timeout=5)
             try:
                 while await self._page(connection, found):

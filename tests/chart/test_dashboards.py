@@ -55,6 +55,11 @@ class Watched:
     suite: Deployment
     prometheus: Prometheus
 
+    async def kill(self, service: str) -> None:
+        process = self.suite.running.pop(service)
+        process.kill()
+        await process.wait()
+
     async def fires(self, alert: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
             while alert not in await self.prometheus.firing():  # noqa: ASYNC110  # Prometheus tells only who asks
@@ -164,18 +169,14 @@ async def test_every_rule_can_be_evaluated_and_none_fires_in_peace(watched: Watc
 
 
 async def test_a_service_that_dies_is_told(watched: Watched) -> None:
-    process = watched.suite.running.pop("publisher")
-    process.kill()
-    await process.wait()
+    await watched.kill("publisher")
     await watched.fires("HeadraceServiceDown")
     await watched.suite.start("publisher")
     await watched.rests("HeadraceServiceDown", "HeadraceServiceNotReady")
 
 
 async def test_a_slot_that_nobody_reads_is_told(watched: Watched) -> None:
-    process = watched.suite.running.pop("wal-reader")
-    process.kill()
-    await process.wait()
+    await watched.kill("wal-reader")
     await watched.fires("HeadraceSlotInactive")
     await watched.suite.start("wal-reader")
     await watched.rests("HeadraceSlotInactive")
@@ -193,9 +194,7 @@ async def test_a_postgresql_that_is_away_is_told(watched: Watched) -> None:
 
 
 async def test_a_slot_that_was_dropped_is_told(watched: Watched) -> None:
-    process = watched.suite.running.pop("wal-reader")
-    process.kill()
-    await process.wait()
+    await watched.kill("wal-reader")
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(asyncpg.ObjectInUseError):
@@ -207,7 +206,5 @@ async def test_a_slot_that_was_dropped_is_told(watched: Watched) -> None:
 
 async def test_a_telemetry_that_dies_is_told(watched: Watched) -> None:
     """Last: its port is another one after a restart."""
-    process = watched.suite.running.pop("telemetry")
-    process.kill()
-    await process.wait()
+    await watched.kill("telemetry")
     await watched.fires("HeadraceTelemetryDown")

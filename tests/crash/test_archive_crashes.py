@@ -14,44 +14,26 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from headrace.archive import RowEntry, WalGapError, WalReader, WalReaderOptions
-from headrace.embedded.nats import EmbeddedNats
-from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.lsn import format_lsn
 from headrace.testing.database import Database
 from headrace.testing.oracle import Change
-from headrace.testing.plugin import OwnNats, OwnPostgres
-from headrace.testing.s3 import S3Server, S3UnavailableError, binary
+from headrace.testing.s3 import S3Server
 from headrace.testing.suite import Suite
 from tests.support.archiving import (
     WITH_ARCHIVE,
+    Archiving,
     archived,
     as_change,
     changes,
-    environment,
-    prepare,
 )
 from tests.support.exactly_once import write
 
 ROWS = int(os.environ.get("HEADRACE_ARCHIVE_CRASH_ROWS", "60000"))
-
-
-@pytest.fixture
-async def s3(tmp_path: Path) -> AsyncIterator[S3Server]:
-    """An S3 server of the test's own."""
-    try:
-        await asyncio.to_thread(binary)
-    except S3UnavailableError as unavailable:
-        pytest.skip(str(unavailable))
-    server = S3Server(tmp_path / "s3")
-    await server.start()
-    yield server
-    await server.kill()
 
 
 def check_files(url: str, options: WalReaderOptions) -> None:
@@ -73,23 +55,19 @@ async def settled(url: str, options: WalReaderOptions, committed: list[Change]) 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_nothing_is_missing_or_doubled_when_archiver_and_store_are_killed_in_a_loop(
-    own_postgres: OwnPostgres, own_nats: OwnNats, s3: S3Server, tmp_path: Path
+    archiving: Archiving, s3: S3Server, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
+    database, oracle = archiving.database, archiving.oracle
     url, options = s3.url("log"), WalReaderOptions(store_options=s3.options())
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
+    settings = archiving.environment(
+        HEADRACE_ARCHIVE_URL=url,
         HEADRACE_ARCHIVE_REQUIRED="true",
         HEADRACE_ARCHIVE_FILE_ROWS_MAX="4000",
     )
     chance = random.Random(7)
     async with Suite({**settings, **s3.environment()}, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined")
-        writer = asyncio.create_task(write(postgres, ROWS, seed=3))
+        writer = asyncio.create_task(write(database.server, ROWS, seed=3))
         kills = 0
         while not writer.done() or kills < 8:
             await asyncio.sleep(chance.uniform(0.3, 1.2))
@@ -111,23 +89,15 @@ async def test_nothing_is_missing_or_doubled_when_archiver_and_store_are_killed_
         )
         check_files(url, options)
         print(f"{len(committed)} changes, {kills} kills")
-    await database.close()
 
 
 @pytest.mark.parametrize("place", ["archiver.before_put:2", "archiver.after_put_before_confirm:2"])
 async def test_a_kill_at_a_step_of_writing_repeats_or_resumes_exactly_once(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path, place: str
+    archiving: Archiving, tmp_path: Path, place: str
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
-    url = f"file://{tmp_path}/archive"
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_ARCHIVE_FILE_ROWS_MAX="500",
+    database, oracle, url = archiving.database, archiving.oracle, archiving.url
+    settings = archiving.environment(
+        HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX="500"
     )
     async with Suite(settings, tmp_path) as suite:
         await suite.start("archiver", HEADRACE_FAILPOINT=place)
@@ -143,22 +113,14 @@ async def test_a_kill_at_a_step_of_writing_repeats_or_resumes_exactly_once(
         found = await archived(url, committed)
         assert changes(found) == committed
         check_files(url, WalReaderOptions())
-    await database.close()
 
 
 async def test_an_archiver_that_wakes_up_beside_its_heir_doubles_nothing(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
-    url = f"file://{tmp_path}/archive"
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_ARCHIVE_FILE_ROWS_MAX="300",
+    database, oracle, url = archiving.database, archiving.oracle, archiving.url
+    settings = archiving.environment(
+        HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX="300"
     )
     (tmp_path / "heir").mkdir()
     async with (
@@ -166,7 +128,7 @@ async def test_an_archiver_that_wakes_up_beside_its_heir_doubles_nothing(
         Suite(settings, tmp_path / "heir", ()) as heirs,
     ):
         await suite.logged("archiver", "epoch_joined")
-        writer = asyncio.create_task(write(postgres, 20_000, seed=11))
+        writer = asyncio.create_task(write(database.server, 20_000, seed=11))
         await asyncio.sleep(0.5)
         os.kill(suite.pid("archiver"), signal.SIGSTOP)
         await heirs.start("archiver")
@@ -177,7 +139,6 @@ async def test_an_archiver_that_wakes_up_beside_its_heir_doubles_nothing(
         found = await archived(url, committed)
         assert changes(found) == committed
         check_files(url, WalReaderOptions())
-    await database.close()
 
 
 async def confirmed_past(database: Database, slot: str, lsn: int, timeout_s: float = 60.0) -> None:
@@ -201,29 +162,18 @@ async def here(database: Database) -> int:
     return int(rows[0]["lsn"])
 
 
-@contextlib.asynccontextmanager
-async def optional_line(
-    postgres: EmbeddedPostgres, nats_server: EmbeddedNats, folder: Path, url: str, patience: str
-) -> AsyncIterator[tuple[Database, Suite]]:
-    database = Database(postgres, "postgres")
-    settings = environment(database, nats_server.url, url, HEADRACE_ARCHIVE_PATIENCE_S=patience)
-    try:
-        async with Suite(settings, folder, WITH_ARCHIVE) as suite:
-            yield database, suite
-    finally:
-        await database.close()
+def optional_line(archiving: Archiving, folder: Path, patience: str) -> Suite:
+    settings = archiving.environment(HEADRACE_ARCHIVE_PATIENCE_S=patience)
+    return Suite(settings, folder, WITH_ARCHIVE)
 
 
 async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_the_gap(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    preparing = Database(postgres, "postgres")
-    oracle = await prepare(preparing)
-    url = f"file://{tmp_path}/archive"
-    async with optional_line(postgres, nats_server, tmp_path, url, "1") as (database, suite):
+    database, oracle, url = archiving.database, archiving.oracle, archiving.url
+    async with optional_line(archiving, tmp_path, "1") as suite:
         await suite.logged("archiver", "epoch_joined")
-        other = await preparing.connect()
+        other = await database.connect()
         await other.execute("BEGIN; INSERT INTO orders VALUES (2, 2, 'missed')")
         await database.execute("INSERT INTO orders VALUES (1, 1, 'kept')")
         before = await oracle.changes()
@@ -262,17 +212,13 @@ async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_
             assert as_change(entry) in before
     with pytest.raises(WalGapError):
         list(WalReader(url).follow(wait=False))
-    await preparing.close()
 
 
 async def test_an_optional_archive_that_is_back_within_the_patience_misses_nothing(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    preparing = Database(postgres, "postgres")
-    oracle = await prepare(preparing)
-    url = f"file://{tmp_path}/archive"
-    async with optional_line(postgres, nats_server, tmp_path, url, "120") as (database, suite):
+    database, oracle, url = archiving.database, archiving.oracle, archiving.url
+    async with optional_line(archiving, tmp_path, "120") as suite:
         await suite.logged("archiver", "epoch_joined")
         for number in range(3):
             await suite.kill("archiver")
@@ -282,4 +228,3 @@ async def test_an_optional_archive_that_is_back_within_the_patience_misses_nothi
             await suite.start("archiver")
         committed = await oracle.changes()
         assert changes(await archived(url, committed)) == committed
-    await preparing.close()

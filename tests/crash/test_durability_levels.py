@@ -24,6 +24,7 @@ from headrace.testing.line import SETTINGS
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
+from tests.support.own_source import KEYS_ONLY, OwnSource
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60.0
@@ -95,22 +96,15 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> AsyncIterator[Rig]:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
-    )
+async def rig(own_source: OwnSource, own_nats: OwnNats, tmp_path: Path) -> AsyncIterator[Rig]:
+    database, server = await own_source(KEYS_ONLY), await own_nats()
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     environment["HEADRACE_ACK_TIMEOUT_S"] = "3"
     async with Suite(environment, tmp_path, services=()) as suite:
         yield Rig(database, server, suite, environment)
-    await database.close()
 
 
 async def test_confirmed_on_acknowledgement_an_unsynced_tail_is_told_as_a_gap_and_never_silently_lost(

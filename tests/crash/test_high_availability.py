@@ -52,9 +52,7 @@ async def prepare(database: Database) -> Oracle:
     await database.execute(
         "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
     )
-    oracle = Oracle(database, "oracle", "headrace")
-    await oracle.begin()
-    return oracle
+    return await Oracle.begun(database)
 
 
 async def insert(database: Database, first: int, count: int) -> None:
@@ -71,9 +69,7 @@ async def test_a_standby_takes_over_within_seconds_when_the_active_one_is_killed
     oracle = await prepare(database)
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     (tmp_path / "standby").mkdir()
     standby = Suite(environment, tmp_path / "standby", services=())
@@ -228,9 +224,7 @@ async def test_with_three_replicas_leaders_are_killed_under_load_one_loses_its_d
     urls = ",".join(server.url for server in cluster)
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": urls,
+        **database.environment(urls),
         "HEADRACE_REPLICAS": "3",
         "HEADRACE_ACK_TIMEOUT_S": "5",
         "HEADRACE_LEASE_TTL_S": "3",

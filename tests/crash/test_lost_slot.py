@@ -17,8 +17,9 @@ from headrace.lsn import format_lsn
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.oracle import stored
-from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
+from tests.support.own_source import KEYS_ONLY, OwnSource
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60.0
@@ -53,18 +54,12 @@ async def give_up(database: Database) -> None:
 
 
 async def test_a_slot_that_was_given_up_is_told_with_the_remedy_and_made_anew_only_if_allowed(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    postgres, server = await own_postgres(settings=SMALL), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
-    )
+    database, server = await own_source(KEYS_ONLY, SMALL), await own_nats()
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     async with Suite(environment, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
@@ -97,4 +92,3 @@ async def test_a_slot_that_was_given_up_is_told_with_the_remedy_and_made_anew_on
     # Everything up to there was delivered; not a byte more is called missing.
     assert events[1]["after"] == format_lsn(confirmed)
     assert events[1]["lsn"] < events[2]["tx"]["lsn"]
-    await database.close()

@@ -26,11 +26,11 @@ from headrace.embedded.postgres_install import postgres_binaries
 from headrace.testing.database import Database
 from headrace.testing.mirror_process import MirrorProcess, different
 from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.seeded import WITH_SNAPSHOTS
 from headrace.testing.suite import Suite
 
 RUNS = int(os.environ.get("HEADRACE_MIRROR_RUNS", "1"))
 LOAD_S = float(os.environ.get("HEADRACE_MIRROR_LOAD_S", "8"))
-SERVICES = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder")
 SETTINGS = {
     "HEADRACE_DEDUPE_WINDOW_S": "0.1",
     "HEADRACE_PROGRESS_INTERVAL_S": "0.2",
@@ -82,8 +82,8 @@ async def test_three_mirrors_are_equal_to_their_source_after_load_ddl_and_kills(
     await source.execute(PREPARE)
     environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": nats.url}
     try:
-        async with Suite(environment, tmp_path, SERVICES) as suite:
-            for service in SERVICES[:2]:
+        async with Suite(environment, tmp_path, WITH_SNAPSHOTS) as suite:
+            for service in WITH_SNAPSHOTS[:2]:
                 await suite.logged(service, "event=", timeout_s=60)
             world = World(source, database, environment, suite, tmp_path)
             for number in range(RUNS):

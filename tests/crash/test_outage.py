@@ -21,8 +21,9 @@ from headrace.embedded.nats import EmbeddedNats
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.oracle import Oracle, stored
-from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.plugin import OwnNats
 from headrace.testing.process import ServiceProcess, rss_mib, service
+from tests.support.own_source import WITH_TEXT, OwnSource
 
 OUTAGE_S = float(os.environ.get("HEADRACE_OUTAGE_S", "8"))
 ROWS_PER_S, ROW_BYTES, AT_ONCE = 1000, 500, 100
@@ -70,20 +71,13 @@ async def running(writer: Writer) -> AsyncIterator[None]:
 
 
 async def test_a_nats_that_is_away_while_writers_go_on_costs_time_and_no_memory(
-    own_postgres: OwnPostgres, own_nats: OwnNats
+    own_source: OwnSource, own_nats: OwnNats
 ) -> None:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t"
-    )
-    oracle = Oracle(database, "oracle", "headrace")
-    await oracle.begin()
+    database, server = await own_source(WITH_TEXT), await own_nats()
+    oracle = await Oracle.begun(database)
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     environment |= {
         "HEADRACE_SLOT_INTERVAL_S": "0.5",
@@ -136,7 +130,6 @@ async def test_a_nats_that_is_away_while_writers_go_on_costs_time_and_no_memory(
         assert found == await oracle.changes()
         for name in services:
             assert held[name] - before[name] < GROWTH_MIB, (name, before, held)
-    await database.close()
 
 
 async def _outage(services: dict[str, ServiceProcess], held: dict[str, float]) -> int:

@@ -20,10 +20,11 @@ from nats.errors import Error as NatsError
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.oracle import Oracle, stored
-from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.plugin import OwnNats
 from headrace.testing.process import rss_mib
 from headrace.testing.proxy import Proxy
 from headrace.testing.suite import Suite
+from tests.support.own_source import WITH_TEXT, OwnSource
 
 # As fast as PostgreSQL takes it; or for so long, with pauses between the bursts, which is still too
 # fast for the line.
@@ -39,21 +40,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600 + 4 * SECONDS)]
 
 
 async def test_writes_beyond_what_can_be_delivered_cost_time_and_no_memory(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t"
-    )
-    oracle = Oracle(database, "oracle", "headrace")
-    await oracle.begin()
+    database, server = await own_source(WITH_TEXT), await own_nats()
+    oracle = await Oracle.begun(database)
     async with Proxy(lambda: server.port) as to_nats:
         environment = {
             **SETTINGS,
-            **postgres.environment(),
-            "PG_DB": "postgres",
-            "NATS_URL": f"nats://127.0.0.1:{to_nats.port}",
+            **database.environment(f"nats://127.0.0.1:{to_nats.port}"),
         }
         async with Suite(environment, tmp_path) as suite:
             await suite.logged("publisher", "epoch_joined")
@@ -101,7 +95,6 @@ async def test_writes_beyond_what_can_be_delivered_cost_time_and_no_memory(
             assert [event.change for event in found] == await oracle.changes()
             assert suite.running("wal-reader")
             assert suite.running("publisher")
-    await database.close()
 
 
 async def _write(database: Database, first: int, count: int) -> None:

@@ -20,11 +20,11 @@ from nats.aio.client import Client
 from nats.js.errors import APIError
 
 from headrace.contract.events import decode
-from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
-from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.plugin import OwnNats
 from headrace.testing.process import ServiceProcess, service
 from headrace.testing.suite import Suite
+from tests.support.own_source import KEYS_OF_ALL, KEYS_ONLY, OwnSource
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +33,12 @@ COLUMNS = 6
 
 
 async def test_a_killed_schema_publisher_loses_no_version_and_none_is_written_twice(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
-    )
+    database, server = await own_source(KEYS_OF_ALL), await own_nats()
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     environment["HEADRACE_CATALOG_INTERVAL_S"] = "0.1"
     client = await nats.connect(server.url)
@@ -72,7 +66,6 @@ async def test_a_killed_schema_publisher_loses_no_version_and_none_is_written_tw
         versions = [decode(entry.value or b"")["version"] for entry in history]
         assert versions == list(range(1, COLUMNS + 2))
     await client.close()
-    await database.close()
 
 
 async def _schema(client: Client, *, columns: int, table: str = "t") -> dict[str, Any]:
@@ -90,18 +83,12 @@ async def _schema(client: Client, *, columns: int, table: str = "t") -> dict[str
 
 
 async def test_a_killed_telemetry_leaves_another_that_shows_the_whole_suite(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
-    )
+    database, server = await own_source(KEYS_ONLY), await own_nats()
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     environment |= {"HEADRACE_STATS_INTERVAL_S": "0.1", "HEADRACE_SLOT_INTERVAL_S": "0.1"}
     async with Suite(environment, tmp_path) as suite, service(environment, "telemetry") as other:
@@ -116,7 +103,6 @@ async def test_a_killed_telemetry_leaves_another_that_shows_the_whole_suite(
         print(f"telemetry: the other shows it all after {time.monotonic() - began:.1f} s")
         async with service(environment, "telemetry") as heir:
             assert await _shows(heir, 1001) == before
-    await database.close()
 
 
 async def _shows(telemetry: ServiceProcess, published: int) -> dict[str, str]:

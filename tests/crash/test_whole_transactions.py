@@ -27,11 +27,11 @@ from headrace.consumer import MemoryWatermarks, Subscription, Transactions, foll
 from headrace.contract import events
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.lsn import Position
-from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.oracle import Change, Oracle, stored
-from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
+from tests.support.own_source import OwnSource
 
 KILLS = 12
 SETTLED_S = 60.0
@@ -164,23 +164,19 @@ async def reading(url: str) -> AsyncIterator[Reader]:
 
 @pytest.mark.slow
 async def test_no_reader_ever_sees_part_of_a_transaction_while_the_publisher_is_killed_in_a_loop(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
+    database = await own_source(
         "CREATE TABLE orders (id bigint PRIMARY KEY, note text); CREATE TABLE items (id bigint "
         "PRIMARY KEY, note text);"
         "CREATE PUBLICATION headrace FOR ALL TABLES"
     )
-    oracle = Oracle(database, "oracle", "headrace")
-    await oracle.begin()
+    server = await own_nats()
+    oracle = await Oracle.begun(database)
     chance = random.Random(7)
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     settings = {**environment, "HEADRACE_DELIVERY": "transaction", "HEADRACE_LEASE_TTL_S": "0.5"}
     async with Suite(settings, tmp_path) as suite, contextlib.AsyncExitStack() as stack:
@@ -188,7 +184,7 @@ async def test_no_reader_ever_sees_part_of_a_transaction_while_the_publisher_is_
         await suite.logged("publisher", "epoch_joined")
         async with reading(server.url) as reader:
             enough = asyncio.Event()
-            writer = asyncio.create_task(write(postgres, enough, seed=1))
+            writer = asyncio.create_task(write(database.server, enough, seed=1))
             for number in range(KILLS):
                 await asyncio.sleep(chance.uniform(0.3, 1.0))
                 await suite.kill("publisher")
@@ -249,19 +245,16 @@ async def settled(url: str, rows: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("failpoint", ["inside_atomic:1", "inside_atomic:29", "inside_atomic:49"])
 async def test_a_group_whose_publisher_died_inside_it_leaves_nothing_visible(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path, failpoint: str
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path, failpoint: str
 ) -> None:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
+    database = await own_source(
         "CREATE TABLE orders (id bigint PRIMARY KEY, note text); CREATE PUBLICATION headrace FOR "
         "ALL TABLES"
     )
+    server = await own_nats()
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     settings = {**environment, "HEADRACE_DELIVERY": "transaction"}
     async with (

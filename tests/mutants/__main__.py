@@ -73,6 +73,7 @@ REAL = {
     ),
     "libs/headrace/bus/": (
         "tests/integration/publisher/test_event_shapes.py",
+        "tests/integration/publisher/test_event_places.py",
         "tests/integration/line/test_line_faults.py",
     ),
     "libs/headrace/confirming/": (
@@ -101,7 +102,9 @@ REAL = {
     ),
     "services/headrace/publisher/": (
         "tests/integration/publisher/test_event_shapes.py",
+        "tests/integration/publisher/test_event_places.py",
         "tests/integration/schemas/test_schema_events.py",
+        "tests/integration/schemas/test_schema_versions.py",
         "tests/integration/publisher/test_deliveries.py",
         "tests/integration/line/test_line_faults.py",
     ),

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 from headrace.archive import RowEntry, WalReader, WalReaderOptions
+from headrace.embedded.nats import EmbeddedNats
 from headrace.testing.database import Database
+from headrace.testing.line import QUICK
 from headrace.testing.oracle import Change, Oracle
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.s3 import S3Server, S3UnavailableError, binary
 from headrace.testing.suite import LINE
 
 WITH_ARCHIVE = (*LINE, "archiver")
-SETTINGS = {
-    "HEADRACE_DEDUPE_WINDOW_S": "0.1",
-    "HEADRACE_NATS_RECONNECT_WAIT_S": "0.1",
-    "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
-    "HEADRACE_STATUS_INTERVAL_S": "0.2",
-    "HEADRACE_LEASE_TTL_S": "1",
-    "HEADRACE_ARCHIVE_FILE_AGE_MAX_S": "0.2",
-}
+SETTINGS = {**QUICK, "HEADRACE_ARCHIVE_FILE_AGE_MAX_S": "0.2"}
 CHANGES = frozenset({"insert", "update", "delete", "truncate"})
 SCRIPT = (
     "INSERT INTO orders SELECT g, g % 7, 'note ' || g FROM generate_series(1, 2000) g",
@@ -40,6 +41,43 @@ SCRIPT = (
 )
 
 
+@dataclass(frozen=True)
+class Archiving:
+    """A source, a NATS server and a folder for the archive, which a test has for itself."""
+
+    database: Database
+    oracle: Oracle
+    nats: EmbeddedNats
+    url: str
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return environment(self.database, self.nats.url, self.url, **more)
+
+
+@pytest.fixture
+async def archiving(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> AsyncIterator[Archiving]:
+    """Servers for a line with an archive, which the test may stop or kill."""
+    database = Database(await own_postgres(), "postgres")
+    oracle = await prepare(database)
+    yield Archiving(database, oracle, await own_nats(), f"file://{tmp_path}/archive")
+    await database.close()
+
+
+@pytest.fixture
+async def s3(tmp_path: Path) -> AsyncIterator[S3Server]:
+    """An S3 server of the test's own."""
+    try:
+        await asyncio.to_thread(binary)
+    except S3UnavailableError as unavailable:
+        pytest.skip(str(unavailable))
+    server = S3Server(tmp_path / "s3")
+    await server.start()
+    yield server
+    await server.kill()
+
+
 async def prepare(database: Database) -> Oracle:
     await database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, n int, note text)")
     await database.execute("CREATE TABLE items (a int, b text, PRIMARY KEY (a))")
@@ -49,9 +87,7 @@ async def prepare(database: Database) -> Oracle:
         "EXTERNAL"
     )
     await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
-    oracle = Oracle(database, f"oracle_{database.name}", "headrace")
-    await oracle.begin()
-    return oracle
+    return await Oracle.begun(database, f"oracle_{database.name}")
 
 
 def as_change(entry: RowEntry) -> Change:
@@ -81,9 +117,7 @@ async def archived(
 def environment(database: Database, nats_url: str, url: str, **more: str) -> dict[str, str]:
     return {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": nats_url,
+        **database.environment(nats_url),
         "HEADRACE_SLOT": f"slot_{database.name}",
         "HEADRACE_ARCHIVE_URL": url,
         **more,

@@ -25,6 +25,7 @@ from headrace.postgres import catalog
 from headrace.settings import PostgresSettings
 from headrace.testing.database import Database
 from headrace.testing.line import Line
+from headrace.testing.names import Names
 
 
 class Trail:
@@ -178,3 +179,16 @@ async def written(line: Line, count: int) -> list[str]:
                 if len(found) >= count:
                     return [row["id"] for row in found]
             await asyncio.sleep(0.1)
+
+
+def bemi_variables(database: Database, names: Names) -> dict[str, str]:
+    """Settings by the names that Bemi's worker gives them."""
+    return {
+        "DB_HOST": "127.0.0.1",
+        "DB_PORT": str(database.port),
+        "DB_NAME": database.name,
+        "DB_USER": database.user,
+        "SLOT_NAME": names.slot,
+        "PUBLICATION_NAME": names.publication,
+        "CLEANUP_ON_SHUTDOWN": "true",
+    }

@@ -41,8 +41,7 @@ async def prepare(postgres: EmbeddedPostgres) -> tuple[Database, Oracle]:
     await database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, n int, note text)")
     await database.execute("CREATE TABLE items (a int, b text, PRIMARY KEY (a, b))")
     await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
-    oracle = Oracle(database, "oracle", "headrace")
-    await oracle.begin()
+    oracle = await Oracle.begun(database)
     return database, oracle
 
 

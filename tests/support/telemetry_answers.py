@@ -12,17 +12,39 @@ from headrace.testing.names import Names
 from headrace.testing.process import ServiceProcess
 
 POLL_S = 0.02
+# Names of the bridge that telemetry keeps.
+BRIDGE_STATUS = [
+    "status",
+    "uptime_seconds",
+    "wal_messages_received",
+    "cdc_events_published",
+    "current_lsn",
+    "is_connected",
+    "reconnect_count",
+    "nats_reconnect_count",
+    "last_processing_time_us",
+    "slot_active",
+    "wal_lag_bytes",
+    "wal_lag_mb",
+]
+BRIDGE_METRICS = [
+    "bridge_uptime_seconds",
+    "bridge_wal_messages_received_total",
+    "bridge_cdc_events_published_total",
+    "bridge_last_ack_lsn",
+    "bridge_connected",
+    "bridge_reconnects_total",
+    "bridge_nats_reconnects_total",
+    "bridge_last_processing_time_us",
+    "bridge_slot_active",
+    "bridge_wal_lag_bytes",
+]
 
 
 def environment(database: Database, nats_url: str, names: Names, **more: str) -> dict[str, str]:
     return {
-        "PG_HOST": "127.0.0.1",
-        "PG_PORT": str(database.port),
-        "PG_DB": database.name,
-        "POSTGRES_BRIDGE_USER": database.user,
-        "NATS_URL": nats_url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **database.environment(nats_url),
+        **names.settings,
         "HEADRACE_STATS_INTERVAL_S": "0.1",
         "HEADRACE_SLOT_INTERVAL_S": "0.1",
         **more,

@@ -12,7 +12,7 @@ from headrace.archive import columns, read_protocol
 from headrace.archive.chain import ReadFiles
 from headrace.archive.entry import RowEntry
 from headrace.archive.read_protocol import ListedFile, Steps, T
-from headrace.archive.reader import ArchiveReader, OpenedFile, ReadingStart
+from headrace.archive.reader import OpenedFile, ReaderBase, ReadingStart
 from headrace.archive.segment import ALL, RowSelection
 from headrace.archive.store import ObjectMetadata, Wait
 from headrace.lsn import Position
@@ -55,7 +55,7 @@ class AsyncWalFile(OpenedFile["AsyncWalReader"]):
             await asyncio.sleep(0)
 
 
-class AsyncWalReader(ArchiveReader):
+class AsyncWalReader(ReaderBase):
     """Reads an archive in asyncio; `url` is a folder in any store that obstore supports."""
 
     async def run(self, work: Steps[T]) -> T:

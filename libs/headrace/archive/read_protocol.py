@@ -316,10 +316,7 @@ def head(file_id: int) -> Steps[ObjectMetadata | None]:
 def first_left() -> Steps[int]:
     """The id of the first existing file; the first id of all if there is none yet."""
     found: list[ObjectMetadata] = yield Names(layout.file_name(layout.FIRST_ID - 1), 1)
-    if found:
-        number = layout.file_id(found[0].location)
-    else:
-        number = layout.FIRST_ID
+    number = layout.file_id(found[0].location) if found else layout.FIRST_ID
     if number is None:
         # Other objects are stored among the files.
         listed = yield from list_files(layout.FIRST_ID, None)

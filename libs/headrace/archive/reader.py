@@ -309,7 +309,7 @@ class WalFile(OpenedFile["WalReader"]):
             yield from reading.batches(self._opened, read, chosen, columns)
 
 
-class ArchiveReader:
+class ReaderBase:
     """The common part of the blocking and the asynchronous reader."""
 
     def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
@@ -322,7 +322,7 @@ class ArchiveReader:
         return self.reading.metrics
 
 
-class WalReader(ArchiveReader):
+class WalReader(ReaderBase):
     """Reads an archive; blocking. `url` is a folder in any store that obstore supports."""
 
     def run(self, work: Steps[T]) -> T:

@@ -249,10 +249,7 @@ ALL = RowSelection()
 
 def time_us(moment: datetime) -> int:
     """Microseconds since 1970, as files have times; a time without a zone is UTC's."""
-    if moment.tzinfo:
-        aware = moment
-    else:
-        aware = moment.replace(tzinfo=UTC)
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 

@@ -32,7 +32,6 @@ from headrace.postgres.quoting import quote_literal
 from headrace.process.failpoint import failpoint
 from headrace.settings import PostgresSettings
 
-_DENIED = "42501"
 _NOTHING_NEW: Mapping[Names, Noted] = MappingProxyType({})
 # Classes of SQLSTATEs: a value that PostgreSQL can't read, or that exceeds its limits.
 _UNREADABLE = ("22", "54")

@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg
 
-from headrace.audit.query import SHOWN, TrailPosition, earlier
+from headrace.audit.query import SHOWN, Arguments, TrailPosition, earlier
 from headrace.audit.rows import KEY_BYTES_MAX, KEY_CHARACTERS, key_text
 from headrace.audit.table import GAPS, TABLES, AuditTable
 from headrace.lsn import Position
@@ -192,12 +192,7 @@ async def written_before(
     """The last row that was written of a table (database, schema, name) before a change (None: to
     this day).
     """
-    arguments: list[object] = [*names]
-
-    def argument(value: object) -> str:
-        arguments.append(value)
-        return f"${len(arguments)}"
-
+    argument = Arguments(names)
     if change is None:
         by = ""
     else:
@@ -207,7 +202,7 @@ async def written_before(
         f' WHERE database = $1 AND schema = $2 AND "table" = $3{by}'
         " AND operation IN ('CREATE', 'INSERT', 'UPDATE') ORDER BY position DESC, ordinal DESC, "
         "id DESC LIMIT 1",
-        *arguments,
+        *argument,
     )
     found: Mapping[str, Any] | None = row
     return found
@@ -227,32 +222,18 @@ async def later_change(
     columns = await key_columns(
         connection, table, change["schema"], change["table"], change["source"]
     )
-    arguments: list[object] = [
-        change["schema"],
-        change["table"],
-        change["primary_key"],
-        but,
-        change["database"],
-    ]
-
-    def argument(value: object) -> str:
-        arguments.append(value)
-        return f"${len(arguments)}"
-
-    # An update that moved the row to another key has this key only in its old row.
-    if columns:
-        moved = f"{_old_key([argument(column) for column in columns])} = $3"
-    else:
-        moved = "false"
+    argument = Arguments(
+        [change["schema"], change["table"], change["primary_key"], but, change["database"]]
+    )
+    of_the_row = _of_the_row(columns, argument)
     since = argument(change["position"])
     until = earlier(place_of(change), argument)
     found: Mapping[str, Any] | None = await connection.fetchrow(
         f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND position '
         f">= {since}"
         f" AND NOT ({until}) AND id <> ALL($4::uuid[]) AND database = $5"
-        f" AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND {moved}))"
-        " ORDER BY position, ordinal, id LIMIT 1",
-        *arguments,
+        f" AND {of_the_row} ORDER BY position, ordinal, id LIMIT 1",
+        *argument,
     )
     return found
 
@@ -273,16 +254,8 @@ async def _changes(
     """The changes of the key, the latest first, including those that moved it to another key or
     emptied the table.
     """
-    arguments: list[object] = [*names, key]
-
-    def argument(value: object) -> str:
-        arguments.append(value)
-        return f"${len(arguments)}"
-
-    if columns:
-        moved = f"{_old_key([argument(column) for column in columns])} = $3"
-    else:
-        moved = "false"
+    argument = Arguments([*names, key])
+    of_the_row = _of_the_row(columns, argument)
     if isinstance(at, datetime):
         until = f"committed_at <= {argument(at)}"
     else:
@@ -292,12 +265,22 @@ async def _changes(
     return list(
         await connection.fetch(
             f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND {until}'
-            " AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND "
-            f"{moved}))"
-            f" ORDER BY position DESC, ordinal DESC, id DESC LIMIT {DEPTH_MAX}",
-            *arguments,
+            f" AND {of_the_row} ORDER BY position DESC, ordinal DESC, id DESC LIMIT {DEPTH_MAX}",
+            *argument,
         )
     )
+
+
+def _of_the_row(columns: tuple[str, ...], argument: Arguments) -> str:
+    """The condition of changes of the row with key $3: those that moved it to another key or
+    emptied the table are among them.
+    """
+    # An update that moved the row to another key has this key only in its old row.
+    if columns:
+        moved = f"{_old_key([argument(column) for column in columns])} = $3"
+    else:
+        moved = "false"
+    return f"(primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND {moved}))"
 
 
 def _old_key(columns: list[str]) -> str:

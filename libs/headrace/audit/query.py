@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
@@ -33,6 +32,14 @@ class TrailPosition(NamedTuple):
     position: int
     ordinal: int | None
     id: str
+
+
+class Arguments(list[object]):
+    """The arguments of a query: a call adds one, and returns its place in the SQL."""
+
+    def __call__(self, value: object) -> str:
+        self.append(value)
+        return f"${len(self)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +74,7 @@ def rows(search: Search, table: AuditTable) -> tuple[str, list[object]]:
 
 def conditions(search: Search) -> tuple[str, list[object]]:
     """The WHERE clause, empty for everything."""
-    arguments: list[object] = []
-
-    def argument(value: object) -> str:
-        arguments.append(value)
-        return f"${len(arguments)}"
-
+    argument = Arguments()
     found: list[str] = []
     if search.table:
         schema, name = schema_and_name(search.table)
@@ -97,11 +99,11 @@ def conditions(search: Search) -> tuple[str, list[object]]:
         either = [f"context @> {argument(one)}::text::jsonb" for one in contexts(search.context)]
         found.append(f"({' OR '.join(either)})")
     if not found:
-        return "", arguments
-    return f" WHERE {' AND '.join(found)}", arguments
+        return "", argument
+    return f" WHERE {' AND '.join(found)}", argument
 
 
-def earlier(place: TrailPosition, argument: Callable[[object], str]) -> str:
+def earlier(place: TrailPosition, argument: Arguments) -> str:
     """The condition of what comes before a place; of one position, rows without an ordinal are the
     latest.
     """

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 
 from headrace.audit.values import EMPTY, context_json, escaped
 from headrace.consumer.event import Event
+from headrace.context.current import PREFIX
 from headrace.errors import HeadraceError
 from headrace.lsn import Position
-
-PREFIX = "_bemi"
 
 
 class MixedDeliveryError(HeadraceError):

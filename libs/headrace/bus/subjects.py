@@ -6,35 +6,28 @@ The subjects of changes, schemas and snapshots, which consumers rely on, are in
 
 from __future__ import annotations
 
-
-def frames(slot: str) -> str:
-    """From the wal-reader to its confirmers."""
-    return f"headrace.{slot}.frames"
+from functools import partial
 
 
-def control(slot: str) -> str:
-    """From the confirmers to the wal-reader."""
-    return f"headrace.{slot}.control"
+def _of_slot(name: str, slot: str) -> str:
+    return f"headrace.{slot}.{name}"
+
+
+# From the wal-reader to its confirmers.
+frames = partial(_of_slot, "frames")
+# From the confirmers to the wal-reader.
+control = partial(_of_slot, "control")
+# To all services: stop in order.
+stop = partial(_of_slot, "stop")
+# To the publisher: read again whether it is paused.
+pause = partial(_of_slot, "pause")
+# From `headrace doctor` to itself, to prove its rights.
+doctor = partial(_of_slot, "doctor")
 
 
 def stats(slot: str, service: str) -> str:
     """From a service to telemetry."""
     return f"headrace.{slot}.stats.{service}"
-
-
-def stop(slot: str) -> str:
-    """To all services: stop in order."""
-    return f"headrace.{slot}.stop"
-
-
-def pause(slot: str) -> str:
-    """To the publisher: read again whether it is paused."""
-    return f"headrace.{slot}.pause"
-
-
-def doctor(slot: str) -> str:
-    """From `headrace doctor` to itself, to prove its rights."""
-    return f"headrace.{slot}.doctor"
 
 
 def chunk_permits(slot: str, snapshot_id: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, auto
 from typing import Protocol
 
 from headrace.bus.frame import Entry, Opening
@@ -23,11 +23,11 @@ class Demand(Enum):
     """The share of the taken entries that a sink has to store."""
 
     # The next frame is at hand: only what must not wait.
-    LITTLE = "little"
+    LITTLE = auto()
     # Nothing is at hand.
-    MORE = "more"
+    MORE = auto()
     # The wal-reader or this service is about to stop: everything that is whole, and wait for it.
-    ALL = "all"
+    ALL = auto()
 
 
 @dataclass(frozen=True, slots=True)

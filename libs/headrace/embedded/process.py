@@ -170,10 +170,7 @@ class ServerProcess:
     @property
     def ending(self) -> str:
         """The way it ended; empty while it runs, if it was never started, or if it was stopped."""
-        if self._process is None:
-            status = None
-        else:
-            status = self._process.poll()
+        status = self._process.poll() if self._process is not None else None
         if status is None:
             return ""
         return ended_by(status)

@@ -70,10 +70,7 @@ class NatsUnreachableError(HeadraceError):
 
 def servers(settings: NatsSettings) -> list[str]:
     """The URLs to connect to."""
-    if settings.url:
-        raw = settings.url.split(",")
-    else:
-        raw = [settings.host]
+    raw = settings.url.split(",") if settings.url else [settings.host]
     urls = [url.strip() for url in raw if url.strip()]
     if not urls:
         raise SettingError("NATS_URL names no server", remedy="Set it to nats://host:4222.")

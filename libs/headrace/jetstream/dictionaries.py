@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import zstandard
 from nats.js import JetStreamContext
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError
@@ -23,10 +25,10 @@ class DictionaryMissingError(HeadraceError):
     )
 
 
+@dataclass(eq=False)
 class DictionaryReader:
-    def __init__(self, js: JetStreamContext, bucket: str = STATE_BUCKET) -> None:
-        self._js = js
-        self._bucket = bucket
+    _js: JetStreamContext
+    _bucket: str = STATE_BUCKET
 
     async def learn_for(self, data: bytes) -> None:
         """Load the dictionary that this message needs, if it needs one."""

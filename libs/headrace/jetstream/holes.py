@@ -8,7 +8,7 @@ sees a jump in the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import orjson
 from nats.js import JetStreamContext
@@ -48,17 +48,7 @@ async def known_holes(js: JetStreamContext, stream: str) -> list[Hole]:
     answer = orjson.loads(reply.data)
     if "error" in answer:
         raise HolesError(f"stream {stream}: {answer['error'].get('description')}")
-    return _runs(answer["state"].get("deleted") or [])
-
-
-def _runs(sequences: Sequence[int]) -> list[Hole]:
-    found: list[Hole] = []
-    for seq in sequences:
-        if found and found[-1][1] == seq - 1:
-            found[-1] = (found[-1][0], seq)
-        else:
-            found.append((seq, seq))
-    return found
+    return merged((seq, seq) for seq in answer["state"].get("deleted") or [])
 
 
 def jumps(sequences: Iterable[int], after: int) -> list[Hole]:

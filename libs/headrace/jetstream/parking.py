@@ -8,6 +8,7 @@ default nothing is parked: an undecodable change visibly stops the stream.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import msgpack
 
@@ -27,20 +28,13 @@ _ROWS = frozenset(b"IUD")
 _MAY_BE_MISSING = _ROWS | frozenset(b"M")
 
 
+@dataclass(frozen=True, slots=True)
 class Parking:
-    def __init__(
-        self,
-        poison: Poison,
-        store: LargeStore,
-        source: str,
-        stats: Counters,
-        figure: str = "parked_messages",
-    ) -> None:
-        self._poison = poison
-        self._store = store
-        self._source = source
-        self._stats = stats
-        self._figure = figure
+    _poison: Poison
+    _store: LargeStore
+    _source: str
+    _stats: Counters
+    _figure: str = "parked_messages"
 
     def takes(self, message: bytes) -> bool:
         return self._poison is Poison.PARK and message[0] in _MAY_BE_MISSING

@@ -26,14 +26,14 @@ from headrace.jetstream.errors import (
 )
 from headrace.process.lifecycle import Scope
 from headrace.settings import Retention, StreamSettings
+from headrace.settings.declaration import MIB
 from headrace.timing.backoff import Backoff
 
 log = logs.logger("objects")
 
 SCHEMA_HISTORY = 10
 LARGE_MARGIN_S = 86_400
-_MIB = 1024 * 1024
-_GIB = 1024 * _MIB
+_GIB = 1024 * MIB
 # The account's limit is reached, no peer has room, or the server does not.
 _NO_ROOM = frozenset({10002, 10005, 10023, 10047})
 _REFUSED = "permissions violation"
@@ -81,7 +81,7 @@ def declared(settings: StreamSettings) -> list[StreamConfig]:
             subjects=["snapshot.request.>"],
             retention=RetentionPolicy.WORK_QUEUE,
             max_age=86_400.0,
-            max_bytes=16 * _MIB,
+            max_bytes=16 * MIB,
             no_ack=True,
         ),
         _bucket(common, settings.schemas, "table schemas", SCHEMA_HISTORY),

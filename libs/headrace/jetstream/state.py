@@ -151,17 +151,17 @@ def _known(kept: Mapping[str, Any]) -> str:
     return suite
 
 
+@dataclass(eq=False)
 class Lease:
     """The right to be the only active instance of a role, renewed while held."""
 
-    def __init__(self, cell: Cell, holder: str, ttl_s: float) -> None:
-        self._cell = cell
-        self._holder = holder
-        self._ttl_s = ttl_s
-        # The revision seen last, and since when it hasn't changed, by the local monotonic clock:
-        # holders' clocks are never compared. -1 stands for no observation.
-        self._revision = -1
-        self._since = 0.0
+    _cell: Cell
+    _holder: str
+    _ttl_s: float
+    # The revision seen last, and since when it hasn't changed, by the local monotonic clock:
+    # holders' clocks are never compared. -1 stands for no observation.
+    _revision: int = -1
+    _since: float = 0.0
 
     async def acquire(self, scope: Scope) -> bool:
         """Wait until this process holds the lease; False if the service stops instead."""

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -435,12 +436,12 @@ def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:
     ]
 
 
+@dataclass(eq=False)
 class PostgresReading:
     """One moment of the database: a read-only transaction."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[Any], marks: Mapping[str, str]) -> None:
-        self.connection = connection
-        self.marks = marks
+    connection: psycopg.AsyncConnection[Any]
+    marks: Mapping[str, str]
 
     @staticmethod
     def relation(table: Table) -> str:

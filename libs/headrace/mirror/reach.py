@@ -7,6 +7,7 @@ Only reads; anything it can't read says nothing.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 import msgpack
 from nats.errors import Error as NatsError
@@ -25,14 +26,14 @@ LOOK_S_MAX = 5.0
 READ_S = 2.0
 
 
+@dataclass(eq=False)
 class Reach:
-    def __init__(self, js: JetStreamContext, bucket: str) -> None:
-        self._js = js
-        self._bucket = bucket
-        # By source: the LSN and the sequence up to which everything is in the stream.
-        self._known: dict[str, tuple[int, int]] = {}
-        self._looked_at: dict[str, float] = {}
-        self._look_s = LOOK_S
+    _js: JetStreamContext
+    _bucket: str
+    # By source: the LSN and the sequence up to which everything is in the stream.
+    _known: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _looked_at: dict[str, float] = field(default_factory=dict)
+    _look_s: float = LOOK_S
 
     async def is_behind(self, source: str, lsn: int, stream_seq: int) -> bool:
         """Whether everything that committed before the LSN is in the stream at or before this

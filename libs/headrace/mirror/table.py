@@ -147,10 +147,7 @@ class TableState:
     def decode(cls, text: str) -> TableState:
         body = json.loads(text)
         body["live"] = _table(body["live"])
-        if body["run"] is None:
-            body["run"] = None
-        else:
-            body["run"] = _run(body["run"])
+        body["run"] = _run(body["run"]) if body["run"] is not None else None
         body["phase"] = Phase(body["phase"])
         return cls(**body)
 

@@ -158,6 +158,8 @@ PgoutputMessage: TypeAlias = (
     | LogicalMessage
 )
 
+# PostgreSQL counts microseconds from 2000-01-01.
+PG_EPOCH_US = 946_684_800_000_000
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 

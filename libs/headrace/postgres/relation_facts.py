@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import TypeVar
 
 import asyncpg
@@ -42,15 +43,15 @@ class ReadingAbandonedError(HeadraceError):
     """
 
 
+@dataclass(eq=False)
 class RelationFacts:
     """One connection to the catalog, opened when needed."""
 
-    def __init__(self, settings: Settings, application_name: str) -> None:
-        self._settings = settings
-        self._application_name = application_name
-        self._connection: asyncpg.Connection | None = None
-        # A transaction that did not become visible: its other tables don't wait for it again.
-        self._unseen: int | None = None
+    _settings: Settings
+    _application_name: str
+    _connection: asyncpg.Connection | None = None
+    # A transaction that did not become visible: its other tables don't wait for it again.
+    _unseen: int | None = None
 
     async def of(self, scope: Scope, relation: Relation, xid: int) -> TableFacts:
         """The facts as transaction `xid` saw them."""

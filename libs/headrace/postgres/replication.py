@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.contract.scalars import NAME_SETTINGS, SESSION_SETTINGS
 from headrace.lsn import parse_lsn
+from headrace.pgoutput.messages import PG_EPOCH_US
 from headrace.postgres import slot_reader
 from headrace.postgres.connection import (
     NO_TIME_LIMITS,
@@ -43,8 +44,6 @@ _KEEPALIVE = struct.Struct(">xQQB")
 _XLOG_DATA = struct.Struct(">xQQQ")
 _XLOG_DATA_KIND = ord("w")
 _STATUS = struct.Struct(">cQQQQB")
-# PostgreSQL counts microseconds from 2000-01-01.
-_PG_EPOCH_US = 946_684_800_000_000
 # The event loop must run between two batches, even if PostgreSQL sends without a pause.
 _BATCH_MESSAGES = 512
 # For commands that answer immediately, or not at all: on a half-open connection nothing else would
@@ -349,7 +348,7 @@ class ReplicationConnection:
         """Report to PostgreSQL what was received and what is durable; `answer` requests a
         keepalive.
         """
-        now_us = time.time_ns() // 1000 - _PG_EPOCH_US
+        now_us = time.time_ns() // 1000 - PG_EPOCH_US
         self._pg.put_copy_data(
             _STATUS.pack(b"r", max(received, confirmed), confirmed, confirmed, now_us, int(answer))
         )

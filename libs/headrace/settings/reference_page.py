@@ -16,10 +16,9 @@ from typing import Any, get_type_hints
 
 from headrace.audit.settings import AuditSettings
 from headrace.settings import Settings
-from headrace.settings.declaration import without_none
+from headrace.settings.declaration import MIB, without_none
 
 _LINE = 120
-_MIB = 1024 * 1024
 _TITLES = {
     "postgres": "PostgreSQL",
     "nats": "NATS",
@@ -117,8 +116,8 @@ def _default(declared: Field[Any]) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     shown = f"`{_number(value)}`"
-    if "_BYTES" in declared.metadata["env"] and value >= _MIB:
-        shown += f" ({value / _MIB:g} MiB)"
+    if "_BYTES" in declared.metadata["env"] and value >= MIB:
+        shown += f" ({value / MIB:g} MiB)"
     return shown
 
 

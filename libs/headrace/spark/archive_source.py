@@ -172,10 +172,7 @@ class ArchiveSource(DataSource):  # type: ignore[misc]
     def reader(self, schema: Any) -> ArchiveReader:  # noqa: ARG002  # it is always that of `schema`
         """Internal: called by Spark."""
         # Without pushdown, Spark refuses a reader that could take filters.
-        if _PUSHING in sys.modules:
-            kind = FilteringReader
-        else:
-            kind = ArchiveReader
+        kind = FilteringReader if _PUSHING in sys.modules else ArchiveReader
         return kind(SourceOptions.parse(dict(self.options)))
 
     def streamReader(self, schema: Any) -> Any:  # noqa: ARG002, N802  # Spark's name

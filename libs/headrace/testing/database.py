@@ -41,6 +41,11 @@ class Database:
         """The database's address."""
         return self.server.dsn(self.name)
 
+    def environment(self, nats_url: str, **settings: str) -> dict[str, str]:
+        """The environment of services between this database and a NATS server."""
+        servers = {**self.server.environment(), "PG_DB": self.name, "NATS_URL": nats_url}
+        return servers | settings
+
     async def connect(self) -> Any:
         """Open an asyncpg connection, which is closed at the end of the test."""
         connection = await asyncpg.connect(self.dsn)

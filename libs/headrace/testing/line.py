@@ -26,15 +26,16 @@ from headrace.testing.suite import Suite
 ALL_TABLES = "FOR ALL TABLES"
 MARKER = "line_marker"
 TAKE_TIMEOUT_S = 20.0
-SETTINGS = {
+# Waits that are short, so that a test is.
+QUICK = {
     "HEADRACE_DEDUPE_WINDOW_S": "0.1",
     "HEADRACE_NATS_RECONNECT_WAIT_S": "0.1",
     "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
     "HEADRACE_STATUS_INTERVAL_S": "0.2",
     "HEADRACE_LEASE_TTL_S": "1",
-    # Only what the stream itself shows, unless a test asks for the catalog's word.
-    "HEADRACE_CATALOG_INTERVAL_S": "3600",
 }
+# Only what the stream itself shows, unless a test asks for the catalog's word.
+SETTINGS = {**QUICK, "HEADRACE_CATALOG_INTERVAL_S": "3600"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ def brief(messages: Iterable[Delivered]) -> list[tuple[str, dict[str, Any]]]:
     return [(message.operation, message.row) for message in messages]
 
 
+def differences(message: Delivered) -> list[str]:
+    """The kinds of what a schema event says."""
+    return [change["change"] for change in message.payload["changes"]]
+
+
 class Line:
     """wal-reader and publisher between their own database and NATS server."""
 
@@ -81,12 +87,18 @@ class Line:
         self._subscription = subscription
         self._markers = 0
 
-    async def execute(self, sql: str) -> None:
-        """Run one or several statements, as one transaction."""
-        await self.database.execute(sql)
+    async def execute(self, *transactions: str) -> None:
+        """Run each of them, of one or several statements, as a transaction."""
+        for sql in transactions:
+            await self.database.execute(sql)
 
-    async def take(self, timeout_s: float = TAKE_TIMEOUT_S) -> list[Delivered]:
-        """Every message since the last call, in stream order."""
+    async def did(self, *transactions: str) -> list[tuple[str, dict[str, Any]]]:
+        """`brief` for the rows that these change."""
+        return brief(await self.rows(*transactions))
+
+    async def take(self, *transactions: str, timeout_s: float = TAKE_TIMEOUT_S) -> list[Delivered]:
+        """Run these, and return every message since the last call, in stream order."""
+        await self.execute(*transactions)
         self._markers += 1
         await self.database.execute("UPDATE line_marker SET n = $1", self._markers)
         found: list[Delivered] = []
@@ -100,11 +112,10 @@ class Line:
             ) from None
         return [message for message in found if message.payload.get("table") != MARKER]
 
-    async def rows(self, timeout_s: float = TAKE_TIMEOUT_S) -> list[Delivered]:
+    async def rows(self, *transactions: str, timeout_s: float = TAKE_TIMEOUT_S) -> list[Delivered]:
         """As `take`, without the schema events."""
-        return [
-            message for message in await self.take(timeout_s) if message.operation != events.SCHEMA
-        ]
+        taken = await self.take(*transactions, timeout_s=timeout_s)
+        return [message for message in taken if message.operation != events.SCHEMA]
 
     async def _next(self) -> Delivered:
         while True:
@@ -153,9 +164,7 @@ async def running_line(
     source = f"slot_{database.name}"
     environment = {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": nats_server.url,
+        **database.environment(nats_server.url),
         "HEADRACE_SLOT": source,
         **settings,
     }

@@ -32,6 +32,11 @@ class Names:
         return f"pub_{self.unique}"
 
     @property
+    def settings(self) -> dict[str, str]:
+        """The settings of services that use this slot and publication."""
+        return {"HEADRACE_SLOT": self.slot, "HEADRACE_PUB": self.publication}
+
+    @property
     def stream(self) -> str:
         """The name of a JetStream stream."""
         return f"STREAM_{self.unique}"

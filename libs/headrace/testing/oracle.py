@@ -42,7 +42,9 @@ class Oracle:
     assert [message.change for message in await stored(url)] == await oracle.changes()
     """
 
-    def __init__(self, database: Database, slot: str, publication: str) -> None:
+    def __init__(
+        self, database: Database, slot: str = "oracle", publication: str = "headrace"
+    ) -> None:
         self._database = database
         self._slot = slot
         self._publication = publication
@@ -53,6 +55,13 @@ class Oracle:
         await self._database.execute(
             f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')"
         )
+
+    @classmethod
+    async def begun(cls, database: Database, slot: str = "oracle") -> Oracle:
+        """One that reads what is committed from now on."""
+        oracle = cls(database, slot)
+        await oracle.begin()
+        return oracle
 
     async def changes(self) -> list[Change]:
         """Return every change that was committed since the last call, in commit order."""

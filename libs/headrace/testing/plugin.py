@@ -9,6 +9,7 @@ to run one on two versions:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from headrace.embedded.nats import EmbeddedNats
     from headrace.embedded.postgres import EmbeddedPostgres
     from headrace.embedded.postgres_install import PostgresVersion
-    from headrace.embedded.server import EmbeddedServer
     from headrace.testing.database import Database
     from headrace.testing.servers import SessionServers
 
@@ -114,32 +114,28 @@ def own_postgres(
     session_servers: SessionServers, pg_version: PostgresVersion
 ) -> Iterator[OwnPostgres]:
     """A function that starts a PostgreSQL server for this test only, which may stop or kill it."""
-    made: list[EmbeddedServer] = []
+    with contextlib.ExitStack() as stack:
 
-    async def make(
-        version: PostgresVersion | None = None, settings: Mapping[str, str] | None = None
-    ) -> EmbeddedPostgres:
-        server = session_servers.new_postgres(version or pg_version, settings)
-        made.append(server)
-        await server.start()
-        return server
+        async def make(
+            version: PostgresVersion | None = None, settings: Mapping[str, str] | None = None
+        ) -> EmbeddedPostgres:
+            server = session_servers.new_postgres(version or pg_version, settings)
+            stack.callback(session_servers.discard, server)
+            await server.start()
+            return server
 
-    yield make
-    for server in made:
-        session_servers.discard(server)
+        yield make
 
 
 @pytest.fixture
 def own_nats(session_servers: SessionServers) -> Iterator[OwnNats]:
     """A function that starts a nats-server for this test only, which may stop or kill it."""
-    made: list[EmbeddedServer] = []
+    with contextlib.ExitStack() as stack:
 
-    async def make(**options: Any) -> EmbeddedNats:
-        server = session_servers.new_nats(**options)
-        made.append(server)
-        await server.start()
-        return server
+        async def make(**options: Any) -> EmbeddedNats:
+            server = session_servers.new_nats(**options)
+            stack.callback(session_servers.discard, server)
+            await server.start()
+            return server
 
-    yield make
-    for server in made:
-        session_servers.discard(server)
+        yield make

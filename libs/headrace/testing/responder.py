@@ -205,6 +205,14 @@ class Consumer:
         await self.sql.execute(f"CREATE TABLE {name} {definition}")
         await self.sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE {name} {suffix}")
 
+    async def fill(self, name: str, rows: int) -> None:
+        """Publish a table of so many rows, with ids from 1 and some text."""
+        await self.publish("(id int, pad text)", name)
+        await self.sql.execute(
+            f"INSERT INTO {name} SELECT g, repeat('x', 400) "  # noqa: S608  # a constant
+            f"FROM generate_series(1, {rows}) g"
+        )
+
     async def listen(self) -> None:
         """Record every result from now on."""
         await self.client.subscribe("init.meta.>", cb=self._note)

@@ -26,6 +26,7 @@ from headrace.testing.suite import Suite
 
 PUBLICATION = "CREATE PUBLICATION headrace FOR ALL TABLES"
 LINE = ("wal-reader", "publisher", "schema-publisher")
+WITH_SNAPSHOTS = (*LINE, "snapshot-responder")
 _START_S = 60.0
 _SHAPE = """
 SELECT c.relreplident::text AS identity,
@@ -53,6 +54,11 @@ class World:
     environment: dict[str, str]
     suite: Suite
     nats_url: str
+
+    def mirror(self, folder: Path, to: str, *tables: str) -> MirrorProcess:
+        """One for this target, which bootstraps these tables."""
+        options = [word for table in tables for word in ("--table", table)]
+        return MirrorProcess(self.environment, folder, to.split(":", maxsplit=1)[0], to, *options)
 
     async def mirrors(self, folder: Path, *tables: str) -> dict[str, MirrorProcess]:
         """Run one mirror of each kind, which follows these tables (`users`, or `app.users`)."""
@@ -115,18 +121,17 @@ async def world(
         target = await stack.enter_async_context(
             fresh_database(postgres, Names.new().other("mirror"))
         )
-        await source.execute(setup)
-        await source.execute(PUBLICATION)
+        await source.execute(f"{setup}; {PUBLICATION}")
         environment = {
             **SETTINGS,
-            **postgres.environment(),
-            "PG_DB": source.name,
-            "NATS_URL": server.url,
+            **source.environment(server.url),
             "HEADRACE_SLOT": f"s_{source.name}",
             **(settings or {}),
         }
         suite = await stack.enter_async_context(Suite(environment, folder, services))
         await suite.logged("publisher", "epoch_joined", _START_S)
+        if "snapshot-responder" in services:
+            await suite.logged("snapshot-responder", "event=ready", _START_S)
         yield World(source, target, environment, suite, server.url)
 
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -90,6 +90,15 @@ class Suite:
         """Wait for a service that ends without a signal, and return its exit code."""
         async with asyncio.timeout(timeout_s):
             return await self._processes.pop(service).wait()
+
+    @contextlib.contextmanager
+    def frozen(self, service: str) -> Iterator[None]:
+        """The service does nothing until the end of the block, and its connections stay open."""
+        os.kill(self.pid(service), signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid(service), signal.SIGCONT)
 
     def pid(self, service: str) -> int:
         """Return the process ID of a service."""

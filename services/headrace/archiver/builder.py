@@ -31,7 +31,6 @@ CHUNK_ROWS = 16_384
 GROUP_BYTES_MAX = 4 << 20
 # Counted for each row besides its texts: its positions and its places in lists.
 ROW_BYTES = 32
-_PG_EPOCH_US = 946_684_800_000_000
 # Above every ordinal, and an ordinal that follows none.
 _ALL = 1 << 62
 _NO_RUN = -1
@@ -376,7 +375,7 @@ class Builder:
     def _run(self, seq: int) -> None:
         """Positions continue from here one by one."""
         begin = self.cursor.current
-        time_us = begin.commit_ts_us + _PG_EPOCH_US
+        time_us = begin.commit_ts_us + messages.PG_EPOCH_US
         self._time_us = max(self._time_us, time_us)
         self._chunk.runs.append((len(self._chunk.lsns), begin.final_lsn, seq, begin.xid, time_us))
         self._file.first = self._file.first or Position(begin.final_lsn, seq)

@@ -7,7 +7,7 @@ only once the store has acknowledged it.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from headrace import log as logs
 from headrace.archive import layout
@@ -38,26 +38,17 @@ log = logs.logger("archiver")
 PUT_ATTEMPTS = 3
 
 
+@dataclass(slots=True)
 class FileWriter:
-    def __init__(
-        self,
-        scope: Scope,
-        store: Store,
-        cell: Cell,
-        end: ArchiveEnd,
-        mark: ArchiveMark,
-        source: str,
-        session: str,
-    ) -> None:
-        self._scope = scope
-        self._store = store
-        self._cell = cell
-        self.end = end
-        self._mark = mark
-        self._source = source
-        self._session = session
-        # Whether this run wrote anything.
-        self.progressed = False
+    _scope: Scope
+    _store: Store
+    _cell: Cell
+    end: ArchiveEnd
+    _mark: ArchiveMark
+    _source: str
+    _session: str
+    # Whether this run wrote anything.
+    progressed: bool = False
 
     async def write(self, sealed: Sealed, file: OpenFile, opening: Opening) -> None:
         data, info = await file.finish(sealed.rest, self._info(sealed, opening))

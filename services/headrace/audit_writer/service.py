@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import asyncpg
 from aiohttp import web
@@ -46,10 +47,7 @@ LOOK_S = 5.0
 
 async def run(scope: Scope, settings: Settings) -> None:
     audit = load_audit(os.environ)
-    if audit.health_ready:
-        trail = Trail(scope.health, settings)
-    else:
-        trail = None
+    trail = Trail(scope.health, settings) if audit.health_ready else None
 
     async def work(client: Client) -> None:
         if trail is not None:
@@ -64,19 +62,17 @@ async def run(scope: Scope, settings: Settings) -> None:
         await on_the_bus(scope, settings, work, Page(settings, audit).extend)
 
 
+@dataclass(eq=False)
 class AuditWriter:
-    def __init__(
-        self, scope: Scope, settings: Settings, audit: AuditSettings, client: Client
-    ) -> None:
-        self._scope = scope
-        self._settings = settings
-        self._audit = audit
-        self._client = client
-        self._worked = False
-        # Of the current session.
-        self._wrote = False
-        # The current session, or the last one.
-        self._session: Session | None = None
+    _scope: Scope
+    _settings: Settings
+    _audit: AuditSettings
+    _client: Client
+    _worked: bool = False
+    # Of the current session.
+    _wrote: bool = False
+    # The current session, or the last one.
+    _session: Session | None = None
 
     async def run(self) -> None:
         backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)

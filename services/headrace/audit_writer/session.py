@@ -21,6 +21,7 @@ from headrace.audit.stitching import Batch, Stitcher
 from headrace.audit.table_book import Names, Noted, TableBook
 from headrace.audit_writer import source
 from headrace.consumer import Consumer, Event, RetentionGapError, Watermark
+from headrace.contract.events import GAP, SCHEMA
 from headrace.contract.selection import Selection
 from headrace.lsn import ORIGIN, Position
 from headrace.process.lifecycle import Scope
@@ -35,8 +36,6 @@ IDLE_S = 10.0
 OWN_S = 600.0
 # A table that is truncated all the time must not make the writer read the catalog as often.
 FILES_S = 1.0
-_GAP = "GAP"
-_SCHEMA = "SCHEMA"
 # The kinds of tables: the audit's own, audited ones, and others.
 _OWN = "own"
 _WANTED = "wanted"
@@ -193,9 +192,9 @@ class Session:
             self.stitcher.add(event, self.maker.line(event, queued_at) if wanted else None)
             if wanted:
                 self._rows[event.operation] += 1
-        elif event.operation == _SCHEMA:
+        elif event.operation == SCHEMA:
             self._note(event, self.book.learn(event.position, event.payload))
-        elif event.operation == _GAP:
+        elif event.operation == GAP:
             self._gap(event)
         else:
             self._foreign = True

@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable, Coroutine
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
-from headrace import log as logs
-from headrace.cli import service
+from headrace.cli import outcome, service
 from headrace.cli.archive import commands as archive_commands
 from headrace.cli.audit import commands as audit_commands
 from headrace.cli.mirror import commands as mirror_commands
+from headrace.cli.outcome import fail
 from headrace.cli.usage import HELP_NAMES, readable
 from headrace.contract.table_names import listed
 from headrace.contract.values import Encoding
@@ -62,6 +62,7 @@ def about(
     """Stream PostgreSQL changes, schemas and snapshots to NATS JetStream."""
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Slot = Annotated[
     str | None,
     typer.Option("--slot", help="Replication slot; also the source's name. [HEADRACE_SLOT]"),
@@ -97,12 +98,6 @@ def settings_from(
         )
     except HeadraceError as error:
         fail(error)
-
-
-def fail(error: HeadraceError) -> NoReturn:
-    """Print one line on stderr and exit with code 1."""
-    typer.echo(plain(f"headrace: {error}"), err=True)
-    raise typer.Exit(1) from error
 
 
 def _add_service(name: str, explain: str) -> None:
@@ -263,7 +258,7 @@ def snapshot(
             "--cancel", help="Cancel the table's snapshots, including those of other clients."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Request a consistent copy of a table and wait until it is stored in JetStream.
 
@@ -283,7 +278,12 @@ def snapshot(
 
 
 _PANEL = "Setup and operation"
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+TelemetryPort = Annotated[
+    int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")
+]
+TelemetryUrl = Annotated[
+    str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")
+]
 
 
 @app.command("init", rich_help_panel=_PANEL)
@@ -344,15 +344,7 @@ def doctor(slot: Slot = None, pub: Pub = None, as_json: AsJson = False) -> None:
 
 
 @app.command("status", rich_help_panel=_PANEL)
-def status(
-    port: Annotated[
-        int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def status(port: TelemetryPort = None, url: TelemetryUrl = None, as_json: AsJson = False) -> None:
     """Show the state of the running suite."""
     from headrace.cli.watch import status as command
 
@@ -362,12 +354,8 @@ def status(
 
 @app.command("top", rich_help_panel=_PANEL)
 def top(
-    port: Annotated[
-        int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")
-    ] = None,
+    port: TelemetryPort = None,
+    url: TelemetryUrl = None,
     interval: Annotated[
         float, typer.Option("--interval", min=0.2, help="Seconds between updates.")
     ] = 1.0,
@@ -415,16 +403,12 @@ for _service in SERVICES.values():
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a command to its end; an expected error is one line."""
-    import uvloop
     from nats.errors import Error as NatsError
 
     from headrace.cli.session import refused
 
-    logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
     try:
-        uvloop.run(work())
-    except HeadraceError as error:
-        fail(error)
+        outcome.finish(work)
     except NatsError as error:
         fail(refused(error))
 

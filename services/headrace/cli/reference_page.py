@@ -61,10 +61,7 @@ def _services() -> Iterator[str]:
 
 
 def _flag(action: argparse.Action) -> str:
-    if isinstance(action.metavar, str):
-        value = f" {action.metavar}"
-    else:
-        value = ""
+    value = f" {action.metavar}" if isinstance(action.metavar, str) else ""
     return f"{', '.join(action.option_strings)}{value}"
 
 

@@ -120,10 +120,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     # Parsed first: `--help` needs no event loop.
     flags = vars(parser(name).parse_args(arguments))
     for dest, kind, _ in _CHOICES.values():
-        if flags[dest] is None:
-            flags[dest] = None
-        else:
-            flags[dest] = kind(flags[dest])
+        flags[dest] = kind(flags[dest]) if flags[dest] is not None else None
     from headrace.process import lifecycle
 
     try:

@@ -24,7 +24,7 @@ from headrace.postgres import connection
 from headrace.postgres.replication_errors import refusal
 from headrace.settings import Settings
 
-_DENIED = "42501"
+DENIED = "42501"
 
 
 @contextlib.asynccontextmanager
@@ -40,7 +40,7 @@ async def postgres(
     except asyncpg.PostgresError as error:
         # Its first argument is only the message; as a string it has further lines.
         message = str(error.args[0])
-        if denied is not None and error.sqlstate == _DENIED:
+        if denied is not None and error.sqlstate == DENIED:
             raise connection.PostgresRefusedError(message, remedy=denied) from error
         raise refusal(error.sqlstate, message, settings.postgres) from error
     except (OSError, asyncpg.InterfaceError) as error:

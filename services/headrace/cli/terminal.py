@@ -11,7 +11,7 @@ from rich.segment import Segment
 
 from headrace.terminal.text import plain
 
-_PLAIN_WIDTH = 200
+PLAIN_WIDTH = 200
 
 
 class Console(rich_console.Console):
@@ -20,7 +20,7 @@ class Console(rich_console.Console):
         if not self.is_terminal and "COLUMNS" not in os.environ and options.get("width") is None:
             # Rich assumes 80 columns without a terminal: a table in a file or a pipe would be
             # folded for nobody.
-            self.width = _PLAIN_WIDTH
+            self.width = PLAIN_WIDTH
 
     def render(
         self,

@@ -401,7 +401,8 @@ class Assembler:
         if self._held is not None:
             self._out.append(self._release(last=False))
         subject = message_subject(message.prefix)
-        payload = self._message_payload(lsn, message, position, xid, ts)
+        tx = events.transaction(xid, position, ts, last=False)
+        payload = self._message_payload(lsn, message, tx)
         self._held = _Held(position, subject, str(payload["msg_id"]), payload)
         if not message.transactional:
             self._out.append(self._release(last=True))
@@ -416,14 +417,7 @@ class Assembler:
                 self._out.append(self._release(last=False))
             self._out.append(self._schema_event(told, position, lsn, tx))
 
-    def _message_payload(
-        self,
-        lsn: int,
-        message: messages.LogicalMessage,
-        position: Position,
-        xid: int,
-        ts: str | None,
-    ) -> Payload:
+    def _message_payload(self, lsn: int, message: messages.LogicalMessage, tx: Payload) -> Payload:
         return {
             "subject": message_subject(message.prefix),
             "operation": "MESSAGE",
@@ -432,7 +426,7 @@ class Assembler:
             "content": _content(message.content, self._encoding),
             "source": self._source,
             "lsn": lsn,
-            "tx": events.transaction(xid, position, ts, last=False),
+            "tx": tx,
         }
 
     def _repeat(self, lsn: int, id_end: str) -> str:
@@ -476,15 +470,13 @@ class Assembler:
         )
 
     def _referring(self, payload: Payload, key: frozenset[str], size: int) -> bytes:
-        small = events.encode(
-            events.referring(payload, key, size, self._large_bucket), self._encoding
-        )
-        if len(small) <= self._payload_bytes_max:
-            return small
+        small = events.referring(payload, key, size, self._large_bucket)
+        encoded = events.encode(small, self._encoding)
+        if len(encoded) <= self._payload_bytes_max:
+            return encoded
         # Without a primary key, REPLICA IDENTITY FULL makes every column a key.
-        return events.encode(
-            events.referring(payload, (), size, self._large_bucket), self._encoding
-        )
+        small = events.referring(payload, (), size, self._large_bucket)
+        return events.encode(small, self._encoding)
 
 
 def _content(content: bytes, encoding: Encoding) -> str | bytes:

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 import orjson
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
@@ -44,7 +43,6 @@ class ChainPipe(Pipe):
     def __post_init__(self, window: Window) -> None:
         super().__post_init__(window)
         self._inbox = self._client.new_inbox()
-        self._subscription: Subscription | None = None
         # Indexes count messages of this chain from 0: those below `_acked` are stored, those below
         # `_sent` are sent in the current generation, of which those below `_refused_to` are
         # answered.
@@ -72,11 +70,7 @@ class ChainPipe(Pipe):
         await self._client.flush()
 
     async def close(self) -> None:
-        if self._subscription is not None and not self._client.is_closed:
-            try:
-                await self._subscription.unsubscribe()
-            except NatsError as error:
-                log.debug("unsubscribe_failed", reason=str(error))
+        await self._unsubscribe()
 
     async def publish(self, message: Message) -> None:
         """Queue a message; waits while the window is full."""

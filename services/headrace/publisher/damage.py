@@ -48,17 +48,17 @@ class _HoleGap(Gap):
     first_lost: int
 
 
+@dataclass(eq=False)
 class Damage:
     """The holes of one stream, as one source sees them."""
 
-    def __init__(self, js: JetStreamContext, stream: str, tail: StreamTail, cell: Cell) -> None:
-        self._js = js
-        self._stream = stream
-        self._tail = tail
-        self._cell = cell
-        # The number of missing messages at the last check.
-        self._gone = 0
-        self._spread = False
+    _js: JetStreamContext
+    _stream: str
+    _tail: StreamTail
+    _cell: Cell
+    # The number of missing messages at the last check.
+    _gone: int = 0
+    _spread: bool = False
 
     async def report(
         self,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from headrace import log as logs
 from headrace.metrics.counters import Counters
+from headrace.pgoutput.messages import PG_EPOCH_US
 from headrace.process.tracing import ROOT, Span, Traces
 
 log = logs.logger("publisher")
 
-_POSTGRES_EPOCH_S = 946_684_800
 # A frame of keepalives and old events has none; the window and the credit bound those that wait.
 FRAMES_MAX = 10_000
 
@@ -81,4 +81,4 @@ class AckLag:
 
 def unix_s(postgres_us: int) -> float:
     """PostgreSQL counts microseconds since 2000."""
-    return _POSTGRES_EPOCH_S + postgres_us / 1e6
+    return (PG_EPOCH_US + postgres_us) / 1e6

@@ -10,6 +10,7 @@ required, changes nothing.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -32,16 +33,16 @@ LOOK_INTERVAL_S = 5.0
 RETRY_S = 0.5
 
 
+@dataclass(eq=False)
 class Pausing:
-    def __init__(self, scope: Scope, settings: Settings, client: Client, state: KeyValue) -> None:
-        self._scope = scope
-        self._settings = settings
-        self._client = client
-        self._state = state
-        self._look = asyncio.Event()
-        # Neither is set before the record was read: nothing may be published until then.
-        self.paused = asyncio.Event()
-        self._going = asyncio.Event()
+    _scope: Scope
+    _settings: Settings
+    _client: Client
+    _state: KeyValue
+    _look: asyncio.Event = field(default_factory=asyncio.Event)
+    # Neither is set before the record was read: nothing may be published until then.
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    _going: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Follow the pause record for the service's lifetime."""

@@ -28,14 +28,14 @@ class _Write:
     lsn: int
 
 
+@dataclass(eq=False)
 class ProgressWriter:
-    def __init__(self, cell: Cell, progress: Progress) -> None:
-        self._cell = cell
-        # As it was written last, with the source of the epoch.
-        self.progress = progress
-        # Everything before it is durable, of what came in this epoch.
-        self.confirmed_lsn = 0
-        self._write: _Write | None = None
+    _cell: Cell
+    # As it was written last, with the source of the epoch.
+    progress: Progress
+    # Everything before it is durable, of what came in this epoch.
+    confirmed_lsn: int = 0
+    _write: _Write | None = None
 
     @property
     def busy(self) -> bool:

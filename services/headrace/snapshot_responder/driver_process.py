@@ -15,11 +15,10 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from headrace import embedded
 from headrace import log as logs
+from headrace.embedded.process import tied
 from headrace.errors import HeadraceError
 from headrace.settings import Settings
 from headrace.snapshot_responder import driver_protocol
@@ -28,7 +27,6 @@ from headrace.snapshot_responder.spark_progress import Tell
 log = logs.logger("snapshot-responder")
 
 STOP_TIMEOUT_S = 5.0
-_LAUNCH = Path(embedded.__file__).with_name("launch.py")
 _LOG_LINE_BYTES_MAX = 64 * 1024
 
 
@@ -160,22 +158,10 @@ class SparkDriver:
         return child
 
     async def _start(self) -> _Child:
-        # The parent's death kills the driver; its JVM and the workers end when their pipes do.
-        prefix = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(_LAUNCH),
-            str(os.getpid()),
-            str(int(signal.SIGKILL)),
-            "-1",
-            "-1",
-        ]
+        driver = [sys.executable, "-m", "headrace.snapshot_responder.driver"]
         process = await asyncio.create_subprocess_exec(
-            *prefix,
-            sys.executable,
-            "-m",
-            "headrace.snapshot_responder.driver",
+            # The parent's death kills the driver; its JVM and the workers end when their pipes do.
+            *tied(driver, signal.SIGKILL),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

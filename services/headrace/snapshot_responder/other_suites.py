@@ -7,6 +7,8 @@ its table goes back to the queue, until that suite takes it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError
@@ -22,12 +24,12 @@ HAND_ON_S = 0.02
 HAND_ON_S_MAX = 5.0
 
 
+@dataclass(eq=False)
 class Neighbours:
     """The schemas bucket's knowledge of other suites' tables."""
 
-    def __init__(self, client: Client, settings: Settings) -> None:
-        self._client = client
-        self._settings = settings
+    _client: Client
+    _settings: Settings
 
     async def have(self, token: str) -> bool:
         """Whether a table belongs to another suite."""

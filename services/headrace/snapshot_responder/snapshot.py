@@ -37,10 +37,10 @@ from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import cut_ranges, deal
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import ChangedMeanwhileError, HeldSnapshot, describe_table, held_snapshot
+from headrace.spark.table_plan import PAGE_BYTES
 
 log = logs.logger("snapshot-responder")
 
-PAGE_BYTES = 8192
 META_TIMEOUT_S = 5.0
 # The keys that the PG→NATS bridge documents, in its order.
 _BRIDGE_META = ("snapshot_id", "lsn", "timestamp", "batch_count", "row_count", "table")

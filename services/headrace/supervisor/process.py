@@ -43,13 +43,13 @@ class Service:
         return f"http://127.0.0.1:{self.http_port}"
 
 
+@dataclass(eq=False)
 class ServiceProcess:
     """A service's process from its start to its end."""
 
-    def __init__(self, service: Service, process: asyncio.subprocess.Process) -> None:
-        self.service = service
-        self._process = process
-        self.failure = ""
+    service: Service
+    _process: asyncio.subprocess.Process
+    failure: str = ""
 
     @classmethod
     async def start(cls, service: Service) -> ServiceProcess:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.metrics.counters import Value, quantile
-from headrace.telemetry.suite import PUBLISHER, SuiteStatus
+from headrace.metrics.figure import PUBLISHER
+from headrace.telemetry.suite import SuiteStatus
 
 INTERVAL_S = 2.0
 SAMPLES_MAX = 450

@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -43,17 +43,15 @@ _INFO_TIMEOUT_S = 3.0
 _NOT_FOUND = 404
 
 
+@dataclass(eq=False)
 class Routes:
     """The paths of the telemetry port; `client` is set once NATS has been reached."""
 
-    def __init__(
-        self, settings: Settings, suite: SuiteStatus, history: History, health: Health
-    ) -> None:
-        self._settings = settings
-        self._suite = suite
-        self._history = history
-        self._health = health
-        self.client: Client | None = None
+    _settings: Settings
+    _suite: SuiteStatus
+    _history: History
+    _health: Health
+    client: Client | None = None
 
     def extend(self, app: web.Application) -> None:
         get: list[tuple[str, Callable[[web.Request], Any]]] = [

@@ -7,6 +7,7 @@ a state, not an end.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -36,17 +37,15 @@ class StreamUnreadableError(HeadraceError):
     retry = True
 
 
+@dataclass(eq=False)
 class StreamWatch:
-    def __init__(
-        self, scope: Scope, settings: Settings, suite: SuiteStatus, client: Client
-    ) -> None:
-        self._scope = scope
-        self._settings = settings
-        self._suite = suite
-        self._client = client
-        self._pace = Trend()
-        self._near: set[str] = set()
-        self._lost: dict[str, int] = {}
+    _scope: Scope
+    _settings: Settings
+    _suite: SuiteStatus
+    _client: Client
+    _pace: Trend = field(default_factory=Trend)
+    _near: set[str] = field(default_factory=set)
+    _lost: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> None:
         while not self._scope.stopping.is_set():

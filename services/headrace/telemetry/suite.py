@@ -14,12 +14,9 @@ from typing import Any
 from headrace.bus.link import Report
 from headrace.lsn import format_lsn
 from headrace.metrics.counters import Stats
+from headrace.metrics.figure import PUBLISHER, READER, RESPONDER
 from headrace.telemetry.retention import ConsumerView, StreamView
 
-# Names of services, and no import of them: this module knows only the names of their metrics.
-READER = "wal-reader"
-PUBLISHER = "publisher"
-RESPONDER = "snapshot-responder"
 INSTANCES_MAX = 64
 SILENT_REPORTS = 5
 SILENT_S_MIN = 3.0

@@ -16,14 +16,12 @@ from headrace.archive.layout import file_name
 from headrace.embedded.ports import free_port
 from headrace.testing.database import Database
 from headrace.testing.oracle import stored
-from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import command
 from headrace.testing.suite import Suite
 from tests.support.archiving import (
+    Archiving,
     archived,
     changes,
-    environment,
-    prepare,
 )
 
 ROWS = 50
@@ -60,18 +58,12 @@ async def published(nats_url: str, rows: int) -> None:
 
 
 async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
-    url, port = f"file://{tmp_path}/archive", free_port()
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_ARCHIVE_PATIENCE_S="1",
+    database, oracle = archiving.database, archiving.oracle
+    url, port = archiving.url, free_port()
+    settings = archiving.environment(
+        HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_PATIENCE_S="1"
     )
     slot = settings["HEADRACE_SLOT"]
     async with Suite(settings, tmp_path, ("publisher", "archiver")) as suite:
@@ -81,7 +73,7 @@ async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
         await database.execute(
             f"INSERT INTO orders SELECT g, g, 'held' FROM generate_series(1, {ROWS}) g"
         )
-        await published(nats_server.url, ROWS)
+        await published(archiving.nats.url, ROWS)
         held = await reasons(port, "confirm")
         assert "for archiver" in held["confirm"]
         committed = await oracle.changes()
@@ -103,23 +95,16 @@ async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
         gone = await command(settings, "teardown", "--yes", "--streams", timeout_s=120)
         assert "remove them yourself" in gone.out, gone
         assert len(changes(WalReader(url).follow(wait=False))) == ROWS
-    await database.close()
 
 
 async def test_a_store_that_takes_no_more_files_is_on_the_wal_readers_readiness(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
     """The archiver begins again and again, and with it the epoch: the slot waits all the same."""
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
-    url, port = f"file://{tmp_path}/archive", free_port()
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_ARCHIVE_PATIENCE_S="60",
+    database, oracle = archiving.database, archiving.oracle
+    url, port = archiving.url, free_port()
+    settings = archiving.environment(
+        HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_PATIENCE_S="60"
     )
     async with Suite(settings, tmp_path, ("publisher", "archiver")) as suite:
         await suite.start("wal-reader", HEADRACE_HTTP_PORT=str(port))
@@ -140,4 +125,3 @@ async def test_a_store_that_takes_no_more_files_is_on_the_wal_readers_readiness(
         committed += await oracle.changes()
         assert changes(await archived(url, committed)) == committed
         await reasons(port, None)
-    await database.close()

@@ -13,15 +13,12 @@ from headrace.archive import RowEntry, WalReader
 from headrace.archive.layout import file_name
 from headrace.archive.registry import register, unregister
 from headrace.archive.store import Store
-from headrace.testing.database import Database
-from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 from tests.support.archiving import (
     WITH_ARCHIVE,
+    Archiving,
     archived,
     as_change,
-    environment,
-    prepare,
 )
 
 
@@ -30,19 +27,13 @@ async def left(url: str) -> list[int]:
 
 
 async def test_the_archiver_collects_what_is_old_and_notices_when_all_is_gone(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
+    database, oracle = archiving.database, archiving.oracle
     folder = tmp_path / "archive"
-    url = f"file://{folder}"
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_ARCHIVE_KEEP_S="3600",
+    url = archiving.url
+    settings = archiving.environment(
+        HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_KEEP_S="3600"
     )
     async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined", timeout_s=60)
@@ -86,7 +77,6 @@ async def test_the_archiver_collects_what_is_old_and_notices_when_all_is_gone(
         async with asyncio.timeout(60):
             while as_change(tail(url)) != last:  # noqa: ASYNC110  # a folder gives no event
                 await asyncio.sleep(0.2)
-    await database.close()
 
 
 def tail(url: str) -> RowEntry:

@@ -6,28 +6,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.testing.database import Database
-from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 from tests.support.archiving import (
     SCRIPT,
     WITH_ARCHIVE,
+    Archiving,
     archived,
     changes,
-    environment,
-    prepare,
 )
 
 
 async def test_the_archive_holds_what_was_committed_in_commit_order(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
-    url = f"file://{tmp_path}/archive"
+    database, oracle, url = archiving.database, archiving.oracle, archiving.url
     async with Suite(
-        environment(database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true"),
+        archiving.environment(HEADRACE_ARCHIVE_REQUIRED="true"),
         tmp_path,
         WITH_ARCHIVE,
     ) as suite:
@@ -37,4 +31,3 @@ async def test_the_archive_holds_what_was_committed_in_commit_order(
         committed = await oracle.changes()
         found = await archived(url, committed)
     assert changes(found) == committed, suite.log("archiver")[-3000:]
-    await database.close()

@@ -5,28 +5,13 @@ still names the file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from headrace.archive import ArchiveError, AsyncWalReader, WalReader, WalReaderOptions
 from headrace.archive.layout import file_name
-from headrace.testing.s3 import S3Server, S3UnavailableError, binary
+from headrace.testing.s3 import S3Server
 from tests.support.archive_maker import Maker
-
-
-@pytest.fixture
-async def s3(tmp_path: Path) -> AsyncIterator[S3Server]:
-    """An S3 server of the test's own."""
-    try:
-        await asyncio.to_thread(binary)
-    except S3UnavailableError as unavailable:
-        pytest.skip(str(unavailable))
-    server = S3Server(tmp_path / "s3")
-    await server.start()
-    yield server
-    await server.kill()
 
 
 async def test_a_file_that_is_missing_empty_or_cut_off_in_a_bucket_is_named(

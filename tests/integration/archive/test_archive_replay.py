@@ -20,15 +20,15 @@ from headrace.consumer import Watermark
 from headrace.mirror import opened
 from headrace.mirror.mirror_state import SEEN, Book
 from headrace.testing.database import Database
-from headrace.testing.oracle import stored
+from headrace.testing.oracle import Change, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 from tests.support.archiving import (
     SCRIPT,
     WITH_ARCHIVE,
+    Archiving,
     archived,
     environment,
-    prepare,
 )
 
 MORE = (
@@ -61,22 +61,29 @@ async def command(settings: dict[str, str], *arguments: str, code: int = 0) -> s
     return said.decode()
 
 
+async def copied_in_halves(settings: dict[str, str], target: str, committed: list[Change]) -> None:
+    """A replay that ends in the middle, one that goes on from there, and one that has no more."""
+    half = committed[len(committed) // 2].position.lsn
+    replay = ("replay", "--into", target)
+    first = await command(settings, *replay, "--to", f"{half >> 32:X}/{half & 0xFFFFFFFF:X}")
+    rest = await command(settings, *replay)
+    assert int(first.split()[0]) + int(rest.split()[0]) == len(committed)
+    assert int(rest.split()[0]) > 0
+    assert (await command(settings, *replay)).startswith("0 changes")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
+    database, oracle = archiving.database, archiving.oracle
     await database.execute(
         "CREATE TABLE values_of (id int PRIMARY KEY, n numeric, j jsonb, b bytea, t timestamptz, f "
         "float8, yes bool)"
     )
-    url = f"file://{tmp_path}/archive"
-    settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ENCODING="json"
-    )
+    url = archiving.url
+    settings = archiving.environment(HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ENCODING="json")
     async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined")
         for statement in (*SCRIPT, *MORE):
@@ -85,12 +92,12 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
         await archived(url, committed)
         await suite.logged("publisher", "epoch_joined")
         async with asyncio.timeout(60):
-            while len(published := await live(nats_server.url)) < len(committed):  # noqa: ASYNC110  # a stream's length gives no event
+            while len(published := await live(archiving.nats.url)) < len(committed):  # noqa: ASYNC110  # a stream's length gives no event
                 await asyncio.sleep(0.2)
         said = await command(settings, "replay", "--into", "jetstream")
         assert said.startswith(f"{len(committed)} changes")
         assert "the end of the archive" in said
-        again = [event.payload for event in await stored(nats_server.url, "REPLAY")]
+        again = [event.payload for event in await stored(archiving.nats.url, "REPLAY")]
         # The archive names no key as of the change.
         published = [
             {name: value for name, value in body.items() if name != "key"} for body in published
@@ -101,22 +108,10 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
         await database.execute("CREATE DATABASE copy")
         for target in (
             f"sqlite:///{tmp_path}/copy.db",
-            f"postgresql://headrace@127.0.0.1:{postgres.port}/copy",
+            f"postgresql://headrace@127.0.0.1:{database.server.port}/copy",
         ):
-            half = committed[len(committed) // 2].position.lsn
-            first = await command(
-                settings,
-                "replay",
-                "--into",
-                target,
-                "--to",
-                f"{half >> 32:X}/{half & 0xFFFFFFFF:X}",
-            )
-            rest = await command(settings, "replay", "--into", target)
-            assert int(first.split()[0]) + int(rest.split()[0]) == len(committed)
-            assert int(rest.split()[0]) > 0
-            assert (await command(settings, "replay", "--into", target)).startswith("0 changes")
-            await seen(nats_server.url, target)
+            await copied_in_halves(settings, target, committed)
+            await seen(archiving.nats.url, target)
             assert "orders" in await command(settings, "verify", "--to", target)
 
         # Garbage collection removes files that it has not read yet: to continue would skip them.
@@ -140,25 +135,14 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
         assert (await command(settings, "replay", "--into", target)).startswith("0 changes"), (
             "nothing is missing there"
         )
-    await database.close()
 
 
 async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
-    )
-    url = f"file://{tmp_path}/archive"
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
-        HEADRACE_ARCHIVE_FILE_ROWS_MAX="25",
-        HEADRACE_ENCODING="json",
-    )
+    database, url = archiving.database, archiving.url
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    settings = archiving.environment(HEADRACE_ARCHIVE_FILE_ROWS_MAX="25", HEADRACE_ENCODING="json")
     async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined")
         # A WAL record of COPY has some two hundred of these rows, a file has fifty.
@@ -166,7 +150,7 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
         await connection.copy_records_to_table("t", records=[(number,) for number in range(700)])
         await connection.close()
         async with asyncio.timeout(60):
-            while len(published := await live(nats_server.url)) < 700:  # noqa: ASYNC110  # a stream's length gives no event
+            while len(published := await live(archiving.nats.url)) < 700:  # noqa: ASYNC110  # a stream's length gives no event
                 await asyncio.sleep(0.2)
             while len(await asyncio.to_thread(WalReader(url).list)) < 14:  # noqa: ASYNC110  # nor does a folder
                 await asyncio.sleep(0.2)
@@ -177,7 +161,7 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
                 settings,
                 *f"replay --into jetstream --from {begin} --stream {stream} --prefix {stream}".split(),
             )
-            again = [event.payload for event in await stored(nats_server.url, stream)]
+            again = [event.payload for event in await stored(archiving.nats.url, stream)]
             assert len(again) == 700 - 50 * (int(begin) - 1)
             assert {
                 body["data"]["id"]: body["msg_id"] for body in again
@@ -188,7 +172,6 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
         late = ("--from", "4", "--stream", "LATE", "--prefix", "late")
         refused = await command(settings, "replay", "--into", "jetstream", *late, code=1)
         assert "starts inside a transaction" in refused
-    await database.close()
 
 
 NOT_IN_ROWS = {

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.testing.database import Database
-from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.proxy import Proxy
 from headrace.testing.suite import LINE, Suite
-from tests.support.archiving import archived, changes, environment, prepare
+from tests.support.archiving import Archiving, archived, changes
 
 # Each uses a different type, by which the test recognizes the query of the archiver.
 TYPES = "CREATE TYPE kind_1 AS ENUM ('1'); CREATE TYPE kind_2 AS ENUM ('1')"
@@ -62,22 +61,19 @@ async def stopped_in_the_reading(suite: Suite, line: Proxy, stops: int) -> int:
 
 
 async def test_rows_behind_a_table_that_a_stop_left_unread_are_archived_in_their_own_shape(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    oracle = await prepare(database)
+    database, oracle = archiving.database, archiving.oracle
     await database.execute(TYPES)
-    url = f"file://{tmp_path}/archive"
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_ARCHIVE_FILE_ROWS_MAX=str(FILE_ROWS_MAX),
+    url = archiving.url
+    settings = archiving.environment(
+        HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX=str(FILE_ROWS_MAX)
     )
     expected, committed = [{"id": 0, "n": 1, "note": "x"}], []
-    async with Proxy(lambda: postgres.port) as line, Suite(settings, tmp_path, LINE) as suite:
+    async with (
+        Proxy(lambda: database.server.port) as line,
+        Suite(settings, tmp_path, LINE) as suite,
+    ):
         await suite.start("archiver", PGPORT=str(line.port))
         await suite.logged("archiver", "epoch_joined", timeout_s=60)
         await database.execute("INSERT INTO orders VALUES (0, 1, 'x')")
@@ -96,4 +92,3 @@ async def test_rows_behind_a_table_that_a_stop_left_unread_are_archived_in_their
         found = await archived(url, committed)
     assert changes(found) == committed
     assert [entry.after for entry in found] == expected
-    await database.close()

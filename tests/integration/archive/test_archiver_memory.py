@@ -10,17 +10,13 @@ import pytest
 
 from headrace.archive import WalReader
 from headrace.archive.columns import GROUP_ROWS
-from headrace.testing.database import Database
-from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 from tests.support.archiving import (
     WITH_ARCHIVE,
-    environment,
+    Archiving,
 )
 
-TABLE_SQL = (
-    "CREATE TABLE orders (id bigint PRIMARY KEY, n int, note text, amount numeric, at timestamptz)"
-)
+ALTER_SQL = "ALTER TABLE orders ADD amount numeric, ADD at timestamptz"
 INSERT_SQL = """
 INSERT INTO orders SELECT g, g % 1000, 'note of row ' || g, g * 1.25, timestamptz '2026-01-01' + g * interval '1 s'
 FROM generate_series({first}, {last}) g
@@ -43,20 +39,13 @@ def rows_of(url: str) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of memory")
 async def test_the_archiver_holds_a_few_row_groups_and_not_the_file_that_they_make(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    archiving: Archiving, tmp_path: Path
 ) -> None:
-    postgres, nats_server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(TABLE_SQL)
-    await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
-    url = f"file://{tmp_path}/archive"
+    database, url = archiving.database, archiving.url
+    await database.execute(ALTER_SQL)
     # Nothing closes a file before it is as large as it gets by default.
-    settings = environment(
-        database,
-        nats_server.url,
-        url,
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_ARCHIVE_FILE_AGE_MAX_S="600",
+    settings = archiving.environment(
+        HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_AGE_MAX_S="600"
     )
     async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined")
@@ -66,6 +55,5 @@ async def test_the_archiver_holds_a_few_row_groups_and_not_the_file_that_they_ma
             while not await asyncio.to_thread(rows_of, url):  # noqa: ASYNC110  # the archive gives no event
                 await asyncio.sleep(0.3)
         held = held_mib_max(suite.pid("archiver"))
-    await database.close()
     assert rows_of(url) > 2 * GROUP_ROWS
     assert held < HELD_MIB_MAX, f"{held:.0f} MiB"

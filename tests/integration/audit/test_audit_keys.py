@@ -46,24 +46,22 @@ async def test_a_trail_that_is_behind_has_the_keys_that_the_rows_had(line: Line)
     """The key moves, tables are dropped: also while the publisher is away, so that the catalog is
     ahead of it.
     """
-    await line.execute("CREATE TABLE moved (a int PRIMARY KEY, b int NOT NULL, note text)")
-    await line.execute("CREATE TABLE dropped (id int PRIMARY KEY); INSERT INTO dropped VALUES (1)")
+    await line.execute(
+        "CREATE TABLE moved (a int PRIMARY KEY, b int NOT NULL, note text)",
+        "CREATE TABLE dropped (id int PRIMARY KEY); INSERT INTO dropped VALUES (1)",
+    )
     await line.suite.stop("publisher")
     await line.execute(
         "INSERT INTO moved VALUES (1, 100); UPDATE moved SET note = 'x'; INSERT INTO dropped "
-        "VALUES (2)"
-    )
-    await line.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey, ADD PRIMARY KEY (b)")
-    await line.execute(
-        "INSERT INTO moved VALUES (2, 200); DELETE FROM moved WHERE a = 1; DROP TABLE dropped"
-    )
-    await line.execute(
+        "VALUES (2)",
+        "ALTER TABLE moved DROP CONSTRAINT moved_pkey, ADD PRIMARY KEY (b)",
+        "INSERT INTO moved VALUES (2, 200); DELETE FROM moved WHERE a = 1; DROP TABLE dropped",
         "CREATE TABLE quick (n int, id int PRIMARY KEY); INSERT INTO quick VALUES (1, 7); DELETE "
         "FROM quick;"
-        "DROP TABLE quick"
+        "DROP TABLE quick",
     )
     await line.suite.start("publisher")
-    await line.take(60)
+    await line.take(timeout_s=60)
     await line.suite.start(AUDIT)
     assert await keys(line, "moved", 4) == ["1", "1", "200", "100"]
     assert await keys(line, "dropped", 2) == ["1", "2"]
@@ -91,10 +89,12 @@ async def test_a_composite_keys_text_is_what_sql_makes_of_its_columns_in_the_key
 async def test_of_a_stream_that_lost_its_descriptions_each_change_still_says_its_key(
     line: Line,
 ) -> None:
-    await line.execute("CREATE TABLE moved (a int PRIMARY KEY, b int NOT NULL)")
-    await line.execute("INSERT INTO moved VALUES (1, 100)")
-    await line.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey, ADD PRIMARY KEY (b)")
-    await line.execute("INSERT INTO moved VALUES (2, 200)")
+    await line.execute(
+        "CREATE TABLE moved (a int PRIMARY KEY, b int NOT NULL)",
+        "INSERT INTO moved VALUES (1, 100)",
+        "ALTER TABLE moved DROP CONSTRAINT moved_pkey, ADD PRIMARY KEY (b)",
+        "INSERT INTO moved VALUES (2, 200)",
+    )
     await line.take()
     client = await nats.connect(line.nats_url)
     await client.jetstream().purge_stream("CDC", subject="cdc.moved.schema")

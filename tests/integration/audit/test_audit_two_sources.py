@@ -33,9 +33,7 @@ async def test_two_suites_write_one_trail_also_of_transactions_that_touch_tables
     async with contextlib.AsyncExitStack() as stack:
         for name, publication in SOURCES.items():
             environment = {
-                **database.server.environment(),
-                "PG_DB": database.name,
-                "NATS_URL": server.url,
+                **database.environment(server.url),
                 "HEADRACE_PUB": publication,
                 "HEADRACE_SLOT": f"{name}_{database.name}",
                 "HEADRACE_MESSAGE_PREFIXES": "_bemi",

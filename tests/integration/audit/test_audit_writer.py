@@ -70,13 +70,11 @@ async def test_every_change_is_one_row_in_commit_order_with_what_was_before_and_
     await follows(line)
     await line.execute(
         "INSERT INTO users SELECT g, 'name ' || g, true, '{\"a\": [1, null]}' FROM "
-        "generate_series(1, 1000) g"
-    )
-    await line.execute(
+        "generate_series(1, 1000) g",
         "UPDATE users SET name = 'O''Brien \\ \"x\"', ok = NULL WHERE id <= 3; DELETE FROM users "
-        "WHERE id = 2"
+        "WHERE id = 2",
+        "UPDATE users SET id = 5000 WHERE id = 5; TRUNCATE users",
     )
-    await line.execute("UPDATE users SET id = 5000 WHERE id = 5; TRUNCATE users")
     assert len(await oracle.settled()) == 1006
     # What the audit wrote into this database came through the stream as well, and made no rows.
     await line.execute("INSERT INTO users VALUES (1, 'last', false, NULL)")
@@ -109,15 +107,15 @@ async def test_a_message_applies_to_what_follows_it_and_an_only_one_to_all_of_it
 ) -> None:
     await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
     await line.suite.start(AUDIT)
-    await line.execute(f"INSERT INTO users VALUES (1); {say(42)}; INSERT INTO users VALUES (2)")
     await line.execute(
+        f"INSERT INTO users VALUES (1); {say(42)}; INSERT INTO users VALUES (2)",
         f"INSERT INTO users VALUES (3); {say(1)}; INSERT INTO users VALUES (4);{say(2)}; INSERT "
-        "INTO users VALUES (5)"
+        "INTO users VALUES (5)",
+        "INSERT INTO users VALUES (6)",
+        # Another prefix, and one outside any transaction, mean nothing.
+        f"{say(3, '_bemi_heartbeat')}; INSERT INTO users VALUES (7)",
+        f"{say(9, transactional='false')}; INSERT INTO users VALUES (8)",
     )
-    await line.execute("INSERT INTO users VALUES (6)")
-    # Another prefix, and one outside any transaction, mean nothing.
-    await line.execute(f"{say(3, '_bemi_heartbeat')}; INSERT INTO users VALUES (7)")
-    await line.execute(f"{say(9, transactional='false')}; INSERT INTO users VALUES (8)")
     found = {
         row["primary_key"]: json.loads(row["context"]).get("user_id")
         for row in await rows(line, "true", 8)
@@ -387,8 +385,10 @@ async def test_a_large_transaction_behind_one_that_makes_no_rows_does_not_stop_t
     await follows(line)
     await line.execute("INSERT INTO users VALUES (0)")
     await rows(line, "true", 1)
-    await line.execute("INSERT INTO noise VALUES (1)")
-    await line.execute("INSERT INTO users SELECT g FROM generate_series(1, 1000) g")
+    await line.execute(
+        "INSERT INTO noise VALUES (1)",
+        "INSERT INTO users SELECT g FROM generate_series(1, 1000) g",
+    )
     await rows(line, "true", 1001)
 
 
@@ -425,11 +425,9 @@ async def test_keys_of_several_columns_identities_by_index_generated_and_identit
     await line.suite.start(AUDIT)
     await line.execute(
         "INSERT INTO pairs VALUES (1, 'é', 'first'); INSERT INTO made (n) VALUES (4);"
-        "INSERT INTO by_index VALUES (1, 'x', 'kept'); INSERT INTO by_code VALUES (1, 'x')"
-    )
-    await line.execute("UPDATE pairs SET b = 'f', note = 'second'")
-    await line.execute(
-        "UPDATE made SET n = 5; DELETE FROM made; DELETE FROM by_index; DELETE FROM by_code"
+        "INSERT INTO by_index VALUES (1, 'x', 'kept'); INSERT INTO by_code VALUES (1, 'x')",
+        "UPDATE pairs SET b = 'f', note = 'second'",
+        "UPDATE made SET n = 5; DELETE FROM made; DELETE FROM by_index; DELETE FROM by_code",
     )
     found = await rows(line, "true", 9)
     assert [row["primary_key"] for row in found if row["table"] == "pairs"] == [

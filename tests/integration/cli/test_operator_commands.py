@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -54,29 +53,14 @@ def environment(
         "PG_DB": database,
         "POSTGRES_BRIDGE_USER": "headrace",
         "NATS_URL": nats_url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **names.settings,
         **more,
     }
 
 
 @pytest.fixture
-async def nats_own(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
-
-
-@pytest.fixture
-async def settings(database: Database, nats_own: EmbeddedNats, names: Names) -> dict[str, str]:
-    return environment(database.server, database.name, nats_own.url, names)
-
-
-@pytest.fixture
-async def role(database: Database, names: Names) -> AsyncIterator[str]:
-    """A role that may log in, and nothing else."""
-    name = names.other("role")
-    await database.execute(f"CREATE ROLE {name} LOGIN")
-    yield name
-    await database.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+async def settings(database: Database, server: EmbeddedNats, names: Names) -> dict[str, str]:
+    return environment(database.server, database.name, server.url, names)
 
 
 def one_line(outcome: Outcome, said: str, remedy: str) -> None:
@@ -102,7 +86,7 @@ async def slots(database: Database, names: Names) -> int:
 
 
 async def test_init_makes_everything_once_and_a_repetition_makes_nothing(
-    database: Database, nats_own: EmbeddedNats, settings: dict[str, str], names: Names
+    database: Database, server: EmbeddedNats, settings: dict[str, str], names: Names
 ) -> None:
     await database.execute(
         'CREATE SCHEMA app; CREATE TABLE app."Odd Name" (id int PRIMARY KEY); CREATE TABLE plain ()'
@@ -119,7 +103,7 @@ async def test_init_makes_everything_once_and_a_repetition_makes_nothing(
         "SELECT tablename FROM pg_publication_tables WHERE pubname = $1", names.publication
     )
     assert {row["tablename"] for row in tables} == {"Odd Name", "plain", "a,b"}
-    client = await nats.connect(nats_own.url)
+    client = await nats.connect(server.url)
     subjects = (await client.jetstream().stream_info("CDC")).config.subjects
     await client.close()
     assert subjects == ["cdc.>"]
@@ -228,9 +212,9 @@ async def test_teardown_asks_then_removes_slot_and_publication_and_leaves_what_o
 
 
 async def test_teardown_with_streams_removes_them_and_spares_a_foreign_one(
-    nats_own: EmbeddedNats, settings: dict[str, str], database: Database, names: Names
+    server: EmbeddedNats, settings: dict[str, str], database: Database, names: Names
 ) -> None:
-    client = await nats.connect(nats_own.url)
+    client = await nats.connect(server.url)
     await client.jetstream().add_stream(name="INIT", subjects=["init.>"])
     await command(settings, "init")
     done = await command(settings, "teardown", "--yes", "--streams")
@@ -282,14 +266,14 @@ async def test_load_keeps_its_rate_on_a_table_that_it_makes(
 
 
 async def test_status_shows_the_suite_and_says_where_to_look_when_there_is_none(
-    settings: dict[str, str], nats_own: EmbeddedNats, names: Names
+    settings: dict[str, str], server: EmbeddedNats, names: Names
 ) -> None:
     one_line(
         await command(settings, "status", "--port", "1"), "does not answer", "headrace telemetry"
     )
     async with service({**settings, "HEADRACE_STATS_INTERVAL_S": "0.1"}, "telemetry") as telemetry:
         await telemetry.readiness(200)
-        client = await nats.connect(nats_own.url)
+        client = await nats.connect(server.url)
         stats = link.encode_stats({"ready": 0, "wal_messages": 7}, {"postgres": "standing by"})
 
         async def report() -> None:
@@ -312,14 +296,14 @@ async def test_status_shows_the_suite_and_says_where_to_look_when_there_is_none(
 
 
 async def test_a_server_with_wal_level_replica_is_refused_with_the_remedy(
-    own_postgres: OwnPostgres, nats_own: EmbeddedNats, names: Names
+    own_postgres: OwnPostgres, server: EmbeddedNats, names: Names
 ) -> None:
-    server = await own_postgres(settings={"wal_level": "replica"})
-    settings = environment(server, "postgres", nats_own.url, names)
+    postgres = await own_postgres(settings={"wal_level": "replica"})
+    settings = environment(postgres, "postgres", server.url, names)
     one_line(await command(settings, "init"), "wal_level is replica", "wal_level = logical")
     code, found = await checks(settings)
     assert (code, found["wal_level"]["state"]) == (1, "fail")
-    connection = await asyncpg.connect(server.dsn())
+    connection = await asyncpg.connect(postgres.dsn())
     assert await connection.fetchval("SELECT count(*) FROM pg_publication") == 0
     await connection.close()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import nats
 import pytest
 from nats.aio.client import Client
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -27,16 +27,6 @@ from headrace.consumer import (
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.lsn import Position
-from headrace.testing.plugin import OwnNats
-
-
-@pytest.fixture
-async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
-    server = await own_nats()
-    connection = await nats.connect(server.url)
-    await connection.jetstream().add_stream(StreamConfig(name="CDC", subjects=["cdc.>"]))
-    yield connection
-    await connection.close()
 
 
 def payload(
@@ -180,7 +170,9 @@ async def test_a_consumer_that_fell_behind_the_retention_is_told_at_its_start(
     assert (caught.value.first_lost, caught.value.last_lost) == (4, 7)
 
 
-async def test_a_consumer_that_falls_behind_while_following_is_told(client: Client) -> None:
+@contextlib.asynccontextmanager
+async def overtaken(client: Client) -> AsyncIterator[Consumer]:
+    """A consumer of messages that are gone before it has read them."""
     await put(client, payload(1))
     async with follow(client, Subscription(), MemoryWatermarks()) as consumer:
         await take(consumer, 1)
@@ -188,6 +180,11 @@ async def test_a_consumer_that_falls_behind_while_following_is_told(client: Clie
         large = {"data": {"text": "x" * 900_000}}
         await put(client, *(payload(lsn) | large for lsn in range(2, 14)))
         await client.jetstream().purge_stream("CDC", seq=13)
+        yield consumer
+
+
+async def test_a_consumer_that_falls_behind_while_following_is_told(client: Client) -> None:
+    async with overtaken(client) as consumer:
         with pytest.raises(RetentionGapError) as caught:
             await take(consumer, 12)
     assert consumer.seen_seq == caught.value.first_lost - 1
@@ -198,12 +195,7 @@ async def test_a_consumer_that_falls_behind_while_following_is_told(client: Clie
 async def test_a_gap_is_told_also_when_the_look_for_it_failed_at_first(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await put(client, payload(1))
-    async with follow(client, Subscription(), MemoryWatermarks()) as consumer:
-        await take(consumer, 1)
-        large = {"data": {"text": "x" * 900_000}}
-        await put(client, *(payload(lsn) | large for lsn in range(2, 14)))
-        await client.jetstream().purge_stream("CDC", seq=13)
+    async with overtaken(client) as consumer:
 
         async def unanswered(*_: object) -> None:
             raise NatsTimeoutError
@@ -264,22 +256,26 @@ async def test_nothing_counts_as_seen_that_is_on_its_way(
         publishing.cancel()
 
 
-async def made_anew(client: Client, *positions: int) -> None:
-    """Another stream of this name, with these changes."""
+async def made_anew(
+    client: Client, subscription: Subscription, *positions: int
+) -> MemoryWatermarks:
+    """Apply five changes, and make another stream of this name, with changes at these LSNs."""
+    marks = MemoryWatermarks()
+    await put(client, *(payload(lsn) for lsn in range(1, 6)))
+    async with follow(client, subscription, marks) as consumer:
+        await take(consumer, 5)
     await client.jetstream().delete_stream("CDC")
     await client.jetstream().add_stream(StreamConfig(name="CDC", subjects=["cdc.>"]))
     await put(client, *(payload(lsn) for lsn in positions))
+    return marks
 
 
 @pytest.mark.parametrize("durable", [None, "billing"])
 async def test_a_stream_made_anew_that_has_grown_past_the_watermark_is_told_where_it_has_what_was_not_applied(
     client: Client, durable: str | None
 ) -> None:
-    marks, subscription = MemoryWatermarks(), Subscription(durable=durable)
-    await put(client, *(payload(lsn) for lsn in range(1, 6)))
-    async with follow(client, subscription, marks) as consumer:
-        await take(consumer, 5)
-    await made_anew(client, 4, 5, 6, 7, 8, 9, 10)
+    subscription = Subscription(durable=durable)
+    marks = await made_anew(client, subscription, 4, 5, 6, 7, 8, 9, 10)
     with pytest.raises(RetentionGapError) as caught:
         async with follow(client, subscription, marks) as consumer:
             await take(consumer, 1)
@@ -290,11 +286,8 @@ async def test_a_stream_made_anew_that_has_grown_past_the_watermark_is_told_wher
 async def test_a_stream_made_anew_that_has_nothing_new_before_the_watermark_is_followed_from_there(
     client: Client, durable: str | None
 ) -> None:
-    marks, subscription = MemoryWatermarks(), Subscription(durable=durable)
-    await put(client, *(payload(lsn) for lsn in range(1, 6)))
-    async with follow(client, subscription, marks) as consumer:
-        await take(consumer, 5)
-    await made_anew(client, 1, 2, 3, 3, 4, 5, 6, 7)
+    subscription = Subscription(durable=durable)
+    marks = await made_anew(client, subscription, 1, 2, 3, 3, 4, 5, 6, 7)
     async with follow(client, subscription, marks) as consumer:
         # Nothing is given out of what was there to see that it is the same.
         found = await take(consumer, 2)

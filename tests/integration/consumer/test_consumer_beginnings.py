@@ -27,7 +27,6 @@ from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.embedded.nats import EmbeddedNats
 from headrace.lsn import Position
-from headrace.testing.plugin import OwnNats
 
 PATIENCE_S = 60.0
 
@@ -40,11 +39,6 @@ class AsItWas(MemoryWatermarks):
     def __init__(self, marks: Mapping[str, Watermark]) -> None:
         super().__init__()
         self._lanes.update(marks)
-
-
-@pytest.fixture
-async def server(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
 
 
 @pytest.fixture

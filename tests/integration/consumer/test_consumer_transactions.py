@@ -5,12 +5,9 @@ looks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import nats
 import pytest
 from nats.aio.client import Client
-from nats.js.api import StreamConfig
 
 from headrace.consumer import (
     MemoryWatermarks,
@@ -23,16 +20,6 @@ from headrace.consumer import (
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.lsn import Position
-from headrace.testing.plugin import OwnNats
-
-
-@pytest.fixture
-async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
-    server = await own_nats()
-    connection = await nats.connect(server.url)
-    await connection.jetstream().add_stream(StreamConfig(name="CDC", subjects=["cdc.>"]))
-    yield connection
-    await connection.close()
 
 
 def change(

@@ -27,17 +27,11 @@ from headrace.testing import damage
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.oracle import Stored, stored
-from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
 
 # nats-server makes blocks of 8 MiB for a stream of so many bytes.
 STREAM_BYTES = 64 << 20
 PAD = "x" * 40_000
-
-
-@pytest.fixture
-async def server(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
 
 
 def a_length(store: Path) -> None:
@@ -203,11 +197,8 @@ def environment(
     database: Database, server: EmbeddedNats, names: Names, **settings: str
 ) -> dict[str, str]:
     return {
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": server.url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **database.environment(server.url),
+        **names.settings,
         "HEADRACE_CDC_BYTES_MAX": str(STREAM_BYTES),
         "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
         "HEADRACE_STATUS_INTERVAL_S": "0.1",

@@ -14,6 +14,7 @@ import aiohttp
 import nats
 import pytest
 from nats.js import JetStreamContext
+from pytest_asyncio import fixture as async_fixture
 
 from headrace.consumer import Event, MemoryWatermarks, Subscription, follow
 from headrace.contract import events
@@ -86,17 +87,21 @@ async def references(url: str, table: str) -> list[dict[str, Any]]:
     ]
 
 
+@async_fixture(loop_scope="module")
+async def line(lines: Lines, settings: dict[str, str]) -> Line:
+    return await lines(18, **settings)
+
+
 async def test_a_row_over_max_payload_comes_by_reference_and_whole(
-    lines: Lines, settings: dict[str, str]
+    line: Line,
 ) -> None:
-    line = await lines(18, **settings)
     table = "rows"
-    await line.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text)")
     await line.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text)",
         f"INSERT INTO {table} VALUES (1, 1, 'small');"
         f"INSERT INTO {table} SELECT 2, 2, string_agg(md5(g::text), '') FROM generate_series(1, "
         f"{SMALL // 32}) g;"
-        f"INSERT INTO {table} VALUES (3, 3, 'small')"
+        f"INSERT INTO {table} VALUES (3, 3, 'small')",
     )
     whole = await line.database.fetchval(f"SELECT note FROM {table} WHERE id = 2")
     await delivered(line, table, 3)
@@ -125,18 +130,17 @@ async def test_a_row_over_max_payload_comes_by_reference_and_whole(
 
 @pytest.mark.slow
 async def test_updates_and_deletes_of_a_large_row_with_its_whole_old_row(
-    lines: Lines, settings: dict[str, str]
+    line: Line,
 ) -> None:
-    line = await lines(18, **settings)
     table = "full_rows"
     await line.execute(
         f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text); ALTER TABLE {table} REPLICA "
         "IDENTITY FULL;"
-        f"ALTER TABLE {table} ALTER note SET STORAGE EXTERNAL"
+        f"ALTER TABLE {table} ALTER note SET STORAGE EXTERNAL",
+        f"INSERT INTO {table} VALUES (1, 1, repeat('é', {LARGE // 2}))",
+        f"UPDATE {table} SET n = 2",
+        f"DELETE FROM {table}",
     )
-    await line.execute(f"INSERT INTO {table} VALUES (1, 1, repeat('é', {LARGE // 2}))")
-    await line.execute(f"UPDATE {table} SET n = 2")
-    await line.execute(f"DELETE FROM {table}")
     await delivered(line, table, 3)
     assert [reference["data"] for reference in await references(line.nats_url, table)] == [
         {"id": 1}
@@ -157,10 +161,8 @@ async def test_a_large_row_without_any_key_has_no_data_beside_its_reference(line
     line = await lines(18, **MODES["event"])
     await line.take()
     await line.execute(
-        "CREATE TABLE keyless (n int, note text); ALTER TABLE keyless REPLICA IDENTITY FULL"
-    )
-    await line.execute(
-        f"INSERT INTO keyless VALUES (1, repeat('x', {SMALL})); INSERT INTO keyless VALUES (2, 'y')"
+        "CREATE TABLE keyless (n int, note text); ALTER TABLE keyless REPLICA IDENTITY FULL",
+        f"INSERT INTO keyless VALUES (1, repeat('x', {SMALL})); INSERT INTO keyless VALUES (2, 'y')",
     )
     first, second = only(await line.take(), "INSERT")
     assert (first.row, second.row) == ({}, {"n": 2, "note": "y"})
@@ -185,8 +187,10 @@ async def test_an_object_that_is_gone_is_an_error_and_the_event_is_not_passed_ov
     lines: Lines,
 ) -> None:
     line = await lines(18, **MODES["event"])
-    await line.execute("CREATE TABLE gone (id int PRIMARY KEY, note text)")
-    await line.execute(f"INSERT INTO gone VALUES (1, repeat('x', {SMALL}))")
+    await line.execute(
+        "CREATE TABLE gone (id int PRIMARY KEY, note text)",
+        f"INSERT INTO gone VALUES (1, repeat('x', {SMALL}))",
+    )
     (only_one,) = only(await line.take(), "INSERT")
     client = await nats.connect(line.nats_url)
     try:
@@ -220,9 +224,7 @@ async def test_an_object_store_that_refuses_stops_the_line_visibly_until_it_has_
     )
     environment = {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": server.url,
+        **database.environment(server.url),
         "HEADRACE_SLOT": source,
         "HEADRACE_DELIVERY": delivery,
     }

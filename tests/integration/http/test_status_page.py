@@ -77,9 +77,7 @@ async def test_the_page_shows_the_suite_live_in_every_size_and_light(
     )
     settings = {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": server.url,
+        **database.environment(server.url),
         "HEADRACE_SLOT": names.slot,
         "HEADRACE_STREAM_INTERVAL_S": "0.5",
     }

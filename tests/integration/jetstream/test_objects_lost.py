@@ -86,9 +86,7 @@ async def test_a_publisher_waits_for_room_for_its_stream(
     port = str(free_port())
     settings = {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": server.url,
+        **database.environment(server.url),
         "HEADRACE_SLOT": f"slot_{database.name}",
     }
     async with Suite(settings, tmp_path, services=("wal-reader",)) as suite:

@@ -32,16 +32,10 @@ from headrace.contract.values import Encoding
 from headrace.embedded.nats import EmbeddedNats
 from headrace.jetstream.publishing import wire
 from headrace.lsn import Position
-from headrace.testing.plugin import OwnNats
 from headrace.testing.proxy import Proxy
 
 PATIENCE_S = 60.0
 STREAM = StreamConfig(name="CDC", subjects=["cdc.>"])
-
-
-@pytest.fixture
-async def server(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
 
 
 async def connect(url: str, **options: Any) -> Client:
@@ -241,27 +235,26 @@ def forgetting(monkeypatch: pytest.MonkeyPatch, *lost: int) -> set[int]:
     return left
 
 
+async def all_read(client: Client, count: int, left: set[int]) -> None:
+    """All messages are read, though those that are left are forgotten once."""
+    await fill(client, count)
+    async with reading(client) as pulled:
+        found = await read(pulled, count)
+    assert not left
+    assert numbers(found) == list(range(count))
+
+
 async def test_a_message_that_does_not_arrive_is_noticed_and_asked_for_again(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await fill(client, 3000)
-    left = forgetting(monkeypatch, 500, 501, 1700)
-    async with reading(client) as pulled:
-        found = await read(pulled, 3000)
-    assert not left
-    assert numbers(found) == list(range(3000))
+    await all_read(client, 3000, forgetting(monkeypatch, 500, 501, 1700))
 
 
 async def test_the_last_message_that_does_not_arrive_is_noticed_by_a_heartbeat(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pull, "HEARTBEAT_S", 0.5)
-    await fill(client, 30)
-    left = forgetting(monkeypatch, 29)
-    async with reading(client) as pulled:
-        found = await read(pulled, 30)
-    assert not left
-    assert numbers(found) == list(range(30))
+    await all_read(client, 30, forgetting(monkeypatch, 29))
 
 
 async def test_a_server_that_falls_silent_is_asked_anew(

@@ -20,8 +20,9 @@ from headrace.testing.clock import can_move_clocks, move_clock
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.oracle import Oracle, Stored, stored
-from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
+from tests.support.own_source import KEYS_ONLY, OwnSource
 
 pytestmark = pytest.mark.skipif(
     not can_move_clocks(),
@@ -53,20 +54,13 @@ def test_a_moved_clock_is_believed_by_its_process_alone() -> None:
 
 
 async def test_clocks_that_jump_and_drift_under_load_cost_no_process_and_double_nothing(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    postgres, server = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
-    )
-    oracle = Oracle(database, "oracle", "headrace")
-    await oracle.begin()
+    database, server = await own_source(KEYS_ONLY), await own_nats()
+    oracle = await Oracle.begun(database)
     environment = {
         **SETTINGS,
-        **postgres.environment(),
-        "PG_DB": "postgres",
-        "NATS_URL": server.url,
+        **database.environment(server.url),
     }
     async with Suite(environment, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
@@ -101,7 +95,6 @@ async def test_clocks_that_jump_and_drift_under_load_cost_no_process_and_double_
         found = await _delivered(server.url, writer.rows)
         assert [event.change for event in found] == await oracle.changes()
         assert "service_crashed" not in suite.log("publisher") + suite.log("wal-reader")
-    await database.close()
 
 
 class Writer:

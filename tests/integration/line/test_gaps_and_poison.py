@@ -23,24 +23,15 @@ from headrace.lsn import parse_lsn
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 from headrace.testing.oracle import Stored, stored
-from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
-
-
-@pytest.fixture
-async def nats_own(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
 
 
 def environment(
     database: Database, server: EmbeddedNats, names: Names, **settings: str
 ) -> dict[str, str]:
     return {
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": server.url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **database.environment(server.url),
+        **names.settings,
         "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
         "HEADRACE_STATUS_INTERVAL_S": "0.1",
         "HEADRACE_LEASE_TTL_S": "1",
@@ -64,16 +55,16 @@ async def of_operation(server: EmbeddedNats, operation: str, count: int = 1) -> 
 
 
 async def test_a_slot_that_was_made_anew_is_told_as_a_gap_once_between_the_rows_around_it(
-    database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path
+    database: Database, server: EmbeddedNats, names: Names, tmp_path: Path
 ) -> None:
     await database.execute(
         f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t"
     )
-    settings = environment(database, nats_own, names)
+    settings = environment(database, server, names)
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await database.execute("INSERT INTO t VALUES (1)")
-        await until(lambda: of_operation(nats_own, "INSERT"))
+        await until(lambda: of_operation(server, "INSERT"))
         await suite.stop("wal-reader")
         await suite.stop("publisher")
         await database.execute("SELECT pg_drop_replication_slot($1)", names.slot)
@@ -81,12 +72,12 @@ async def test_a_slot_that_was_made_anew_is_told_as_a_gap_once_between_the_rows_
         for rows in (2, 3):
             await suite.start("publisher")
             await suite.start("wal-reader")
-            await until(lambda: of_operation(nats_own, "GAP"))
+            await until(lambda: of_operation(server, "GAP"))
             await database.execute("INSERT INTO t SELECT max(id) + 1 FROM t")
-            await until(functools.partial(of_operation, nats_own, "INSERT", rows))
+            await until(functools.partial(of_operation, server, "INSERT", rows))
             await suite.stop("wal-reader")
             await suite.stop("publisher")
-    found = [e for e in await stored(nats_own.url) if e.payload["operation"] != "SCHEMA"]
+    found = [e for e in await stored(server.url) if e.payload["operation"] != "SCHEMA"]
     assert [(e.payload["operation"], e.payload.get("data", {}).get("id")) for e in found] == [
         ("INSERT", 1),
         ("GAP", None),
@@ -117,9 +108,9 @@ BEGIN; INSERT INTO t VALUES (1, 'a'); INSERT INTO t VALUES (2, E'\xff\xfe'); INS
 
 
 async def test_a_change_that_can_not_be_read_stops_the_stream_visibly(
-    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path
+    ascii_database: Database, server: EmbeddedNats, names: Names, tmp_path: Path
 ) -> None:
-    async with Suite(environment(ascii_database, nats_own, names), tmp_path) as suite:
+    async with Suite(environment(ascii_database, server, names), tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await ascii_database.execute(POISON)
         assert await suite.exit_code("publisher", 20) == 1
@@ -130,15 +121,15 @@ async def test_a_change_that_can_not_be_read_stops_the_stream_visibly(
 
 @pytest.mark.parametrize("delivery", ["event", "batch", "transaction"])
 async def test_with_park_it_is_put_aside_raw_with_the_reason_and_the_stream_goes_on(
-    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, delivery: str
+    ascii_database: Database, server: EmbeddedNats, names: Names, tmp_path: Path, delivery: str
 ) -> None:
     settings = environment(
-        ascii_database, nats_own, names, HEADRACE_POISON="park", HEADRACE_DELIVERY=delivery
+        ascii_database, server, names, HEADRACE_POISON="park", HEADRACE_DELIVERY=delivery
     )
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await ascii_database.execute(POISON)
-        rows = await until(lambda: of_operation(nats_own, "INSERT", 2))
+        rows = await until(lambda: of_operation(server, "INSERT", 2))
         assert suite.running("publisher")
     assert [
         (e.payload["data"]["id"], e.payload["tx"]["seq"], e.payload["tx"]["last"]) for e in rows
@@ -146,7 +137,7 @@ async def test_with_park_it_is_put_aside_raw_with_the_reason_and_the_stream_goes
         (1, 0, False),
         (3, 2, True),
     ]
-    client = await nats.connect(nats_own.url)
+    client = await nats.connect(server.url)
     store = await client.jetstream().object_store("headrace_parked")
     (entry,) = await store.list()
     body = msgpack.unpackb((await store.get(entry.name)).data or b"")
@@ -198,7 +189,7 @@ DAMAGES = (older_stream, older_store, no_stream, half_a_block)
 @pytest.mark.parametrize("damage", DAMAGES, ids=[damage.__name__ for damage in DAMAGES])
 async def test_what_a_damaged_store_lost_and_the_slot_no_longer_has_is_a_gap_with_its_bounds(
     database: Database,
-    nats_own: EmbeddedNats,
+    server: EmbeddedNats,
     names: Names,
     tmp_path: Path,
     damage: Callable[[Path, Path], None],
@@ -207,27 +198,27 @@ async def test_what_a_damaged_store_lost_and_the_slot_no_longer_has_is_a_gap_wit
         f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t"
     )
     (tmp_path / "suite").mkdir()
-    async with Suite(environment(database, nats_own, names), tmp_path / "suite") as suite:
+    async with Suite(environment(database, server, names), tmp_path / "suite") as suite:
         await suite.logged("publisher", "epoch_joined")
 
         async def written(first: int, last: int) -> dict[int, int]:
             for n in range(first, last + 1):
                 await database.execute(f"INSERT INTO t VALUES ({n})")
-            events = await until(lambda: of_operation(nats_own, "INSERT", last))
+            events = await until(lambda: of_operation(server, "INSERT", last))
             await settled(database, names)
             return {event.payload["data"]["id"]: event.payload["tx"]["lsn"] for event in events}
 
         await written(1, 5)
-        await nats_own.stop()
-        shutil.copytree(nats_own.folder, tmp_path / "older")
-        await nats_own.start()
+        await server.stop()
+        shutil.copytree(server.folder, tmp_path / "older")
+        await server.start()
         places = await written(6, 10)
-        await nats_own.stop()
-        damage(tmp_path / "older", nats_own.folder)
-        await nats_own.start()
-        await until(lambda: of_operation(nats_own, "GAP"), 60)
+        await server.stop()
+        damage(tmp_path / "older", server.folder)
+        await server.start()
+        await until(lambda: of_operation(server, "GAP"), 60)
         await database.execute("INSERT INTO t VALUES (11)")
-        events = await until(lambda: has_row(nats_own, 11), 60)
+        events = await until(lambda: has_row(server, 11), 60)
     kept = {
         event.payload["data"]["id"] for event in events if event.payload["operation"] == "INSERT"
     }
@@ -265,7 +256,7 @@ async def parked(server: EmbeddedNats) -> list[bytes]:
 
 @pytest.mark.parametrize("poison", ["stop", "park"])
 async def test_an_excluded_table_is_neither_read_nor_put_aside(
-    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, poison: str
+    ascii_database: Database, server: EmbeddedNats, names: Names, tmp_path: Path, poison: str
 ) -> None:
     await ascii_database.execute(
         "CREATE TABLE secret (id int PRIMARY KEY, v text);"
@@ -273,7 +264,7 @@ async def test_an_excluded_table_is_neither_read_nor_put_aside(
         f"ALTER PUBLICATION {names.publication} ADD TABLE secret"
     )
     settings = environment(
-        ascii_database, nats_own, names, HEADRACE_POISON=poison, HEADRACE_EXCLUDE="secret"
+        ascii_database, server, names, HEADRACE_POISON=poison, HEADRACE_EXCLUDE="secret"
     )
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
@@ -281,21 +272,21 @@ async def test_an_excluded_table_is_neither_read_nor_put_aside(
             r"INSERT INTO secret VALUES (1, E'top secret \xff'); UPDATE secret SET id = 2; DELETE FROM secret;"
             "INSERT INTO t VALUES (1, 'a')"
         )
-        (row,) = await until(lambda: of_operation(nats_own, "INSERT", 1))
+        (row,) = await until(lambda: of_operation(server, "INSERT", 1))
         assert (row.payload["data"]["id"], row.payload["tx"]["seq"]) == (1, 3)
         assert suite.running("publisher")
         assert "top secret" not in suite.log("publisher")
-    assert await parked(nats_own) == []
+    assert await parked(server) == []
 
 
 async def test_what_is_put_aside_has_nothing_of_an_excluded_column(
-    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path
+    ascii_database: Database, server: EmbeddedNats, names: Names, tmp_path: Path
 ) -> None:
     await ascii_database.execute(
         "ALTER TABLE t ADD hidden text; ALTER TABLE t REPLICA IDENTITY FULL"
     )
     settings = environment(
-        ascii_database, nats_own, names, HEADRACE_POISON="park", HEADRACE_EXCLUDE_COLUMNS="t.hidden"
+        ascii_database, server, names, HEADRACE_POISON="park", HEADRACE_EXCLUDE_COLUMNS="t.hidden"
     )
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
@@ -303,9 +294,9 @@ async def test_what_is_put_aside_has_nothing_of_an_excluded_column(
             r"INSERT INTO t VALUES (1, E'bad \xff', 'top secret'); UPDATE t SET hidden = 'top secret too';"
             "DELETE FROM t; INSERT INTO t VALUES (2, 'fine', E'top secret \xff')"
         )
-        rows = await until(lambda: of_operation(nats_own, "INSERT", 1))
+        rows = await until(lambda: of_operation(server, "INSERT", 1))
         assert [row.payload["data"] for row in rows] == [{"id": 2, "v": "fine"}]
-    kept = await parked(nats_own)
+    kept = await parked(server)
     assert len(kept) == 3
     assert all(b"bad \xff" in body and b"top secret" not in body for body in kept)
 
@@ -313,16 +304,16 @@ async def test_what_is_put_aside_has_nothing_of_an_excluded_column(
 @pytest.mark.parametrize("transactional", ["true", "false"])
 async def test_a_message_whose_prefix_is_not_utf8_stops_nothing(
     ascii_database: Database,
-    nats_own: EmbeddedNats,
+    server: EmbeddedNats,
     names: Names,
     tmp_path: Path,
     transactional: str,
 ) -> None:
-    settings = environment(ascii_database, nats_own, names, HEADRACE_MESSAGE_PREFIXES="audit")
+    settings = environment(ascii_database, server, names, HEADRACE_MESSAGE_PREFIXES="audit")
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await ascii_database.execute(
             rf"SELECT pg_logical_emit_message({transactional}, E'\xff', 'x'); INSERT INTO t VALUES (1, 'fine')"
         )
-        await until(lambda: of_operation(nats_own, "INSERT", 1))
+        await until(lambda: of_operation(server, "INSERT", 1))
         assert suite.running("publisher")

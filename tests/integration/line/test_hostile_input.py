@@ -20,7 +20,6 @@ from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.names import Names
 from headrace.testing.oracle import Stored, stored
-from headrace.testing.plugin import OwnNats
 from headrace.testing.process import service
 from headrace.testing.suite import Suite
 
@@ -51,35 +50,23 @@ def quoted(name: str) -> str:
 
 
 @pytest.fixture
-async def server(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
-
-
-@pytest.fixture
 def environment(database: Database, server: EmbeddedNats, names: Names) -> dict[str, str]:
     return {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": server.url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **database.environment(server.url),
+        **names.settings,
         "HEADRACE_CATALOG_INTERVAL_S": "0.5",
     }
 
 
 @pytest.mark.slow
 async def test_no_name_and_no_value_breaks_out_of_its_place(
-    database: Database,
-    server: EmbeddedNats,
-    names: Names,
-    environment: dict[str, str],
-    tmp_path: Path,
+    database: Database, server: EmbeddedNats, environment: dict[str, str], tmp_path: Path
 ) -> None:
     await database.execute(
         "CREATE TABLE victim (id int PRIMARY KEY); INSERT INTO victim VALUES (1)"
     )
-    await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
+    await database.execute(f"CREATE PUBLICATION {environment['HEADRACE_PUB']} FOR ALL TABLES")
     async with Suite(
         environment, tmp_path, services=("publisher", "wal-reader", "schema-publisher")
     ) as suite:

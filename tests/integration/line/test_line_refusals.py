@@ -5,7 +5,6 @@ that may be temporary.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -30,30 +29,13 @@ authorization { users: [
 
 
 @pytest.fixture
-async def nats_own(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
-
-
-@pytest.fixture
-def settings(database: Database, nats_own: EmbeddedNats, names: Names) -> dict[str, str]:
+def settings(database: Database, server: EmbeddedNats, names: Names) -> dict[str, str]:
     return {
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": nats_own.url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **database.environment(server.url),
+        **names.settings,
         "HEADRACE_NATS_RECONNECT_WAIT_S": "0.1",
         "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
     }
-
-
-@pytest.fixture
-async def role(database: Database, names: Names) -> AsyncIterator[str]:
-    """A role that may log in, and nothing else; it has a password that nobody is asked for."""
-    name = names.other("role")
-    await database.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'right'")
-    yield name
-    await database.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
 async def refused(
@@ -105,20 +87,20 @@ async def test_a_role_without_replication_is_refused_with_the_remedy(
 
 
 async def test_a_wrong_password_is_refused_with_the_setting_and_never_shown(
-    own_postgres: OwnPostgres, nats_own: EmbeddedNats, tmp_path: Path
+    own_postgres: OwnPostgres, server: EmbeddedNats, tmp_path: Path
 ) -> None:
-    server = await own_postgres(settings={"password_encryption": "scram-sha-256"})
-    connection = await asyncpg.connect(server.dsn())
+    postgres = await own_postgres(settings={"password_encryption": "scram-sha-256"})
+    connection = await asyncpg.connect(postgres.dsn())
     await connection.execute("CREATE ROLE reader LOGIN REPLICATION PASSWORD 'right'")
-    (server.pgdata / "pg_hba.conf").write_text(
+    (postgres.pgdata / "pg_hba.conf").write_text(
         "host all headrace all trust\nhost all reader all scram-sha-256\n"
     )
     await connection.execute("SELECT pg_reload_conf()")
     await connection.close()
     settings = {
-        **server.environment(),
+        **postgres.environment(),
         "PG_DB": "postgres",
-        "NATS_URL": nats_own.url,
+        "NATS_URL": server.url,
         "POSTGRES_BRIDGE_USER": "reader",
         "POSTGRES_BRIDGE_PASSWORD": "swordfish",
     }
@@ -127,13 +109,13 @@ async def test_a_wrong_password_is_refused_with_the_setting_and_never_shown(
 
 
 async def test_wal_level_replica_is_refused_with_the_remedy(
-    own_postgres: OwnPostgres, nats_own: EmbeddedNats, tmp_path: Path
+    own_postgres: OwnPostgres, server: EmbeddedNats, tmp_path: Path
 ) -> None:
-    server = await own_postgres(settings={"wal_level": "replica"})
-    connection = await asyncpg.connect(server.dsn())
+    postgres = await own_postgres(settings={"wal_level": "replica"})
+    connection = await asyncpg.connect(postgres.dsn())
     await connection.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
     await connection.close()
-    settings = {**server.environment(), "PG_DB": "postgres", "NATS_URL": nats_own.url}
+    settings = {**postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
     await refused(settings, tmp_path, "wal_level", "wal_level = logical", "restart PostgreSQL")
 
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import nats
+import pytest
 from nats.js.errors import NotFoundError
 
 from headrace.bus import signed
@@ -20,7 +21,6 @@ from headrace.suite.pause import Pause
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.names import Names
-from headrace.testing.plugin import OwnNats
 from headrace.testing.process import command, service
 from headrace.testing.suite import Suite
 
@@ -28,9 +28,7 @@ from headrace.testing.suite import Suite
 def environment(database: Database, nats_url: str, slot: str, **more: str) -> dict[str, str]:
     return {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": nats_url,
+        **database.environment(nats_url),
         "HEADRACE_SLOT": slot,
         "HEADRACE_IN_FLIGHT_BYTES_MAX": "65536",
         "HEADRACE_ENCODING": "json",
@@ -80,16 +78,19 @@ async def insert(database: Database, first: int, last: int) -> None:
         )
 
 
-async def test_a_pause_outlives_every_process_and_loses_nothing(
-    database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
-) -> None:
-    """Also with more written meanwhile than the bus has credit for: the slot holds it."""
-    server = await own_nats()
+@pytest.fixture
+async def settings(database: Database, server: EmbeddedNats, names: Names) -> dict[str, str]:
     await database.execute(
         "CREATE TABLE paused (id int PRIMARY KEY, t text); CREATE PUBLICATION headrace FOR ALL "
         "TABLES"
     )
-    settings = environment(database, server.url, names.slot)
+    return environment(database, server.url, names.slot)
+
+
+async def test_a_pause_outlives_every_process_and_loses_nothing(
+    database: Database, server: EmbeddedNats, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """Also with more written meanwhile than the bus has credit for: the slot holds it."""
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await insert(database, 1, 200)
@@ -117,23 +118,16 @@ async def test_a_pause_outlives_every_process_and_loses_nothing(
 
 
 async def test_pausing_again_and_again_under_load_leaves_each_change_once_and_in_order(
-    database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
+    database: Database, server: EmbeddedNats, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    server = await own_nats()
-    await database.execute(
-        "CREATE TABLE paused (id int PRIMARY KEY, t text); CREATE PUBLICATION headrace FOR ALL "
-        "TABLES"
-    )
-    given = environment(database, server.url, names.slot)
-    settings = load(given)
-    async with Suite(given, tmp_path) as suite:
+    async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         client = await nats.connect(server.url)
         state = await client.jetstream().key_value("headrace_state")
         writing = asyncio.create_task(insert(database, 1, 2000), name="writing")
         for _ in range(4):
             for paused in (True, False):
-                await pause.write(client, state, settings, Pause(paused=paused, by="a test"))
+                await pause.write(client, state, load(settings), Pause(paused=paused, by="a test"))
                 await asyncio.sleep(0.3)
         await writing
         await until(server, 2000)
@@ -142,9 +136,8 @@ async def test_pausing_again_and_again_under_load_leaves_each_change_once_and_in
 
 
 async def test_with_a_token_only_who_has_it_may_pause_or_stop(
-    database: Database, own_nats: OwnNats, names: Names
+    database: Database, server: EmbeddedNats, names: Names
 ) -> None:
-    server = await own_nats()
     await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
     settings = environment(database, server.url, names.slot, HEADRACE_SHUTDOWN_TOKEN="s3cret")
     without = {key: value for key, value in settings.items() if key != "HEADRACE_SHUTDOWN_TOKEN"}

@@ -16,13 +16,14 @@ import pytest
 from nats.aio.msg import Msg
 
 from headrace.embedded.nats import EmbeddedNats
-from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres
+from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.settings import load
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import command
 from headrace.testing.responder import child_pids
 from headrace.testing.suite import Suite
+from tests.support.scram import server_with_password
 
 SECRETS = {
     "POSTGRES_BRIDGE_PASSWORD": "pg-Swordfish-1",
@@ -63,26 +64,17 @@ def in_files(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def rig(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> Rig:
-    postgres = await own_postgres(settings={"password_encryption": "scram-sha-256"})
+    postgres = await server_with_password(
+        own_postgres,
+        "bridge",
+        SECRETS["POSTGRES_BRIDGE_PASSWORD"],
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR ALL TABLES",
+        "GRANT SELECT ON t TO bridge",
+    )
     password = SECRETS["NATS_BRIDGE_PASSWORD"]
     server = await own_nats(
         config={"authorization": {"users": [{"user": "bridge", "password": password}]}}
     )
-    database = Database(postgres, "postgres")
-    await database.execute(
-        f"CREATE ROLE bridge LOGIN REPLICATION PASSWORD '{SECRETS['POSTGRES_BRIDGE_PASSWORD']}'"
-    )
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR ALL TABLES"
-    )
-    await database.execute("GRANT SELECT ON t TO bridge")
-    (postgres.pgdata / "pg_hba.conf").write_text(
-        f"host all {SUPERUSER} 127.0.0.1/32 trust\n"
-        "host all bridge 127.0.0.1/32 scram-sha-256\nhost replication bridge 127.0.0.1/32 "
-        "scram-sha-256\n"
-    )
-    await database.execute("SELECT pg_reload_conf()")
-    await database.close()
     environment = {
         "PG_HOST": "127.0.0.1",
         "PG_PORT": str(postgres.port),

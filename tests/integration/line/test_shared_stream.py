@@ -52,9 +52,7 @@ async def two_suites(
     async with contextlib.AsyncExitStack() as stack:
         for name in ("a", "b"):
             environment = {
-                **database.server.environment(),
-                "PG_DB": database.name,
-                "NATS_URL": server.url,
+                **database.environment(server.url),
                 "HEADRACE_PUB": f"p_{name}",
                 "HEADRACE_SLOT": f"{name}_{database.name}",
                 "HEADRACE_MESSAGE_PREFIXES": "audit",

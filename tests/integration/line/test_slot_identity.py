@@ -30,6 +30,7 @@ from headrace.testing.process import command, service
 from headrace.testing.suite import Suite
 from headrace.wal_reader.silence import StaleSlot
 from tests.support.hastened import hastened
+from tests.support.own_source import ORDERS, OwnSource
 
 pytestmark = pytest.mark.slow
 
@@ -199,20 +200,19 @@ async def test_who_makes_the_slot_is_not_waited_for_as_one_that_read_it(
 
 
 async def test_a_slot_that_another_program_reads_is_named_with_that_program(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    postgres, nats = await own_postgres(), await own_nats()
-    database = Database(postgres, "postgres")
-    await database.execute(
-        "CREATE TABLE orders (id bigint PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
-    )
+    database, nats = await own_source(ORDERS), await own_nats()
     await database.execute("SELECT pg_create_logical_replication_slot('headrace', 'pgoutput')")
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": nats.url}
-    binary = postgres_binaries(postgres.version, None) / "pg_recvlogical"
+    environment = {
+        **SETTINGS,
+        **database.environment(nats.url),
+    }
+    binary = postgres_binaries(database.server.version, None) / "pg_recvlogical"
     options = ["-o", "proto_version=1", "-o", "publication_names=headrace"]
     arguments = ["-d", "postgres", "--start", "-S", "headrace", *options, "-f", "-"]
     program = await asyncio.create_subprocess_exec(
-        binary, *arguments, env=postgres.environment(), stdout=asyncio.subprocess.DEVNULL
+        binary, *arguments, env=database.server.environment(), stdout=asyncio.subprocess.DEVNULL
     )
     try:
         async with asyncio.timeout(30):
@@ -227,4 +227,3 @@ async def test_a_slot_that_another_program_reads_is_named_with_that_program(
         with contextlib.suppress(ProcessLookupError):
             program.kill()
         await program.wait()
-        await database.close()

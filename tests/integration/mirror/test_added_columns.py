@@ -61,8 +61,10 @@ async def session(line: Line) -> AsyncIterator[asyncpg.Connection]:
 
 async def a_table(line: Line, name: str) -> None:
     """A table with a row that the stream has told of."""
-    await line.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, n int)")
-    await line.execute(f"INSERT INTO {name} VALUES (1, 1)")
+    await line.execute(
+        f"CREATE TABLE {name} (id int PRIMARY KEY, n int)",
+        f"INSERT INTO {name} VALUES (1, 1)",
+    )
     await line.take()
 
 
@@ -105,13 +107,17 @@ async def test_a_constant_default_comes_with_the_event_as_the_value_that_older_r
         "AS (a int, b text)"
     )
     for kind in DEFAULTS:
-        await line.execute(f"CREATE TABLE of_{kind} (id int PRIMARY KEY)")
-        await line.execute(f"INSERT INTO of_{kind} VALUES (1)")
+        await line.execute(
+            f"CREATE TABLE of_{kind} (id int PRIMARY KEY)",
+            f"INSERT INTO of_{kind} VALUES (1)",
+        )
     await line.take()
     for kind, definition in DEFAULTS.items():
-        await line.execute(f"ALTER TABLE of_{kind} ADD c {definition}")
-        # The row is written with the value that it had all along.
-        await line.execute(f"UPDATE of_{kind} SET id = id")
+        await line.execute(
+            f"ALTER TABLE of_{kind} ADD c {definition}",
+            # The row is written with the value that it had all along.
+            f"UPDATE of_{kind} SET id = id",
+        )
     events = await line.take()
     async with session(line) as connection:
         for kind in DEFAULTS:
@@ -130,9 +136,10 @@ async def test_a_constant_default_comes_with_the_event_as_the_value_that_older_r
 
 async def test_a_column_without_a_default_has_no_value_to_fill_in(one_line: Line) -> None:
     await a_table(one_line, "plain")
-    await one_line.execute("ALTER TABLE plain ADD c int, ADD d int DEFAULT NULL")
-    await one_line.execute("INSERT INTO plain VALUES (2, 2)")
-    events = await one_line.take()
+    events = await one_line.take(
+        "ALTER TABLE plain ADD c int, ADD d int DEFAULT NULL",
+        "INSERT INTO plain VALUES (2, 2)",
+    )
     assert [set(change) for change in added(events)] == [{"change", "column", "data_type"}] * 2
     assert not events[0].payload["resync"]
 
@@ -140,10 +147,11 @@ async def test_a_column_without_a_default_has_no_value_to_fill_in(one_line: Line
 async def test_the_value_is_that_of_the_moment_when_the_column_came(one_line: Line) -> None:
     """Neither a default that was dropped nor another one changes what older rows have."""
     await a_table(one_line, "moved")
-    await one_line.execute("ALTER TABLE moved ADD c int DEFAULT 5, ADD d int DEFAULT 6")
-    await one_line.execute("ALTER TABLE moved ALTER c DROP DEFAULT, ALTER d SET DEFAULT 60")
-    await one_line.execute("INSERT INTO moved VALUES (2, 2, 50)")
-    events = await one_line.take()
+    events = await one_line.take(
+        "ALTER TABLE moved ADD c int DEFAULT 5, ADD d int DEFAULT 6",
+        "ALTER TABLE moved ALTER c DROP DEFAULT, ALTER d SET DEFAULT 60",
+        "INSERT INTO moved VALUES (2, 2, 50)",
+    )
     assert [(change["column"], change["filled"]) for change in added(events)] == [
         ("c", 5),
         ("d", 6),
@@ -156,11 +164,10 @@ async def test_rows_of_the_same_transaction_before_the_column_have_the_value_too
     one_line: Line,
 ) -> None:
     await a_table(one_line, "within")
-    await one_line.execute(
+    before, told, after = await one_line.take(
         "INSERT INTO within VALUES (2, 2); ALTER TABLE within ADD c int DEFAULT 5; INSERT INTO "
         "within VALUES (3, 3, 3)"
     )
-    before, told, after = await one_line.take()
     assert (before.row, after.row) == ({"id": 2, "n": 2}, {"id": 3, "n": 3, "c": 3})
     assert (added([told])[0]["filled"], told.payload["resync"]) == (5, False)
     assert await one_line.database.fetchval("SELECT c FROM within WHERE id = 2") == 5
@@ -176,9 +183,11 @@ async def test_a_value_that_the_catalog_forgot_is_no_value_but_a_resync(
     table = f"forgotten_{rewrite.split(maxsplit=1)[0].lower()}"
     await a_table(one_line, table)
     with behind(one_line):
-        await one_line.execute(f"ALTER TABLE {table} ADD c int DEFAULT 5")
-        await one_line.execute(f"INSERT INTO {table} VALUES (2, 2)")
-        await one_line.execute(rewrite.format(table))
+        await one_line.execute(
+            f"ALTER TABLE {table} ADD c int DEFAULT 5",
+            f"INSERT INTO {table} VALUES (2, 2)",
+            rewrite.format(table),
+        )
     events = await one_line.take()
     assert events[0].payload["resync"]
     assert "filled" not in added(events)[0]
@@ -190,8 +199,10 @@ async def test_another_column_of_the_name_that_came_later_lends_it_no_value(one_
     with behind(one_line):
         async with session(one_line) as early, early.transaction():
             await early.fetchval("SELECT pg_current_xact_id()::text")
-            await one_line.execute("ALTER TABLE namesake ADD c int DEFAULT 5")
-            await one_line.execute("INSERT INTO namesake VALUES (2, 2, 2)")
+            await one_line.execute(
+                "ALTER TABLE namesake ADD c int DEFAULT 5",
+                "INSERT INTO namesake VALUES (2, 2, 2)",
+            )
             await early.execute(
                 "ALTER TABLE namesake DROP c; ALTER TABLE namesake ADD c int DEFAULT 9"
             )
@@ -207,15 +218,14 @@ async def test_a_partitioned_table_whose_partitions_have_the_value_is_copied_aga
     await line.execute(
         "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id);"
         "CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10);"
-        "ALTER PUBLICATION headrace ADD TABLE parted"
+        "ALTER PUBLICATION headrace ADD TABLE parted",
+        "INSERT INTO parted VALUES (1)",
     )
-    await line.execute("INSERT INTO parted VALUES (1)")
     await line.take()
-    await line.execute(
-        "ALTER TABLE parted ADD c int DEFAULT 5; ALTER TABLE parted ALTER c DROP DEFAULT"
+    told, _ = await line.take(
+        "ALTER TABLE parted ADD c int DEFAULT 5; ALTER TABLE parted ALTER c DROP DEFAULT",
+        "INSERT INTO parted VALUES (2)",
     )
-    await line.execute("INSERT INTO parted VALUES (2)")
-    told, _ = await line.take()
     assert told.payload["resync"]
 
 
@@ -223,20 +233,20 @@ async def test_a_name_whose_text_depends_on_the_session_is_no_value_but_a_resync
     one_line: Line,
 ) -> None:
     await a_table(one_line, "naming")
-    await one_line.execute("ALTER TABLE naming ADD c regclass DEFAULT 'naming'")
-    await one_line.execute("INSERT INTO naming VALUES (2, 2)")
-    events = await one_line.take()
+    events = await one_line.take(
+        "ALTER TABLE naming ADD c regclass DEFAULT 'naming'",
+        "INSERT INTO naming VALUES (2, 2)",
+    )
     assert events[0].payload["resync"]
     assert "filled" not in added(events)[0]
 
 
 async def test_two_columns_are_filled_each_with_its_own(one_line: Line) -> None:
     await a_table(one_line, "couple")
-    await one_line.execute(
-        "ALTER TABLE couple DROP n, ADD c text DEFAULT 'c', ADD d text DEFAULT 'd'"
+    events = await one_line.take(
+        "ALTER TABLE couple DROP n, ADD c text DEFAULT 'c', ADD d text DEFAULT 'd'",
+        "INSERT INTO couple VALUES (2)",
     )
-    await one_line.execute("INSERT INTO couple VALUES (2)")
-    events = await one_line.take()
     assert [(change["column"], change["filled"]) for change in added(events)] == [
         ("c", "c"),
         ("d", "d"),
@@ -247,11 +257,10 @@ async def test_two_columns_are_filled_each_with_its_own(one_line: Line) -> None:
 async def test_a_value_too_large_for_a_message_is_a_resync(lines: Lines) -> None:
     line = await lines(18, HEADRACE_ENCODING="msgpack")
     await a_table(line, "bulky")
-    await line.execute(
-        "CREATE FUNCTION long() RETURNS text LANGUAGE sql STABLE AS $$SELECT repeat('x', 600000)$$"
+    events = await line.take(
+        "CREATE FUNCTION long() RETURNS text LANGUAGE sql STABLE AS $$SELECT repeat('x', 600000)$$",
+        "ALTER TABLE bulky ADD c text DEFAULT long()",
+        "INSERT INTO bulky VALUES (2, 2, '')",
     )
-    await line.execute("ALTER TABLE bulky ADD c text DEFAULT long()")
-    await line.execute("INSERT INTO bulky VALUES (2, 2, '')")
-    events = await line.take()
     assert events[0].payload["resync"]
     assert "filled" not in added(events)[0]

@@ -12,7 +12,6 @@ import signal
 import sqlite3
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -21,20 +20,17 @@ import pytest
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.embedded.process import tied
-from headrace.testing.database import Database, fresh_database
-from headrace.testing.line import SETTINGS
+from headrace.testing.database import Database
 from headrace.testing.mirror_process import MirrorProcess
-from headrace.testing.names import Names
 from headrace.testing.scrape import figures_when
+from headrace.testing.seeded import WITH_SNAPSHOTS, World, running, world
 from headrace.testing.servers import SessionServers
-from headrace.testing.suite import Suite
 from headrace.testing.value_cases import CASES
 from tests.support.hastened import hastened
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 PAGE = Path(__file__).parents[3] / "docs/mirror.md"
-LINE = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder")
 # The first of them starts a JVM, on whatever machine this is.
 BOOTSTRAP_S = 200.0
 VERIFY_ONCE = ("--wait", "60")
@@ -56,64 +52,15 @@ SHAPES = (
 LARGE = "repeat(md5(random()::text), 60000)"
 
 
-@dataclass
-class World:
-    source: Database
-    target: Database
-    environment: dict[str, str]
-    suite: Suite
-    nats_url: str
-
-    def mirror(self, folder: Path, to: str, *tables: str) -> MirrorProcess:
-        options = [word for table in tables for word in ("--table", table)]
-        return MirrorProcess(self.environment, folder, to.split(":", maxsplit=1)[0], to, *options)
-
-
-@async_fixture(scope="module", loop_scope="module")
-async def world(
+@async_fixture(scope="module", loop_scope="module", name="world")
+async def the_world(
     session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
     """A whole suite whose tables several tests share; each has its own."""
-    postgres, nats_server = session_servers.shared_postgres(18), session_servers.new_nats()
-    await nats_server.start()
-    async with contextlib.AsyncExitStack() as stack:
-        stack.callback(session_servers.discard, nats_server)
-        source = await stack.enter_async_context(
-            fresh_database(postgres, Names.new().other("source"))
-        )
-        target = await stack.enter_async_context(
-            fresh_database(postgres, Names.new().other("mirror"))
-        )
-        await source.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
-        environment = {
-            **SETTINGS,
-            **postgres.environment(),
-            "PG_DB": source.name,
-            "NATS_URL": nats_server.url,
-            "HEADRACE_SLOT": f"slot_{source.name}",
-            "HEADRACE_CATALOG_INTERVAL_S": "1",
-            "HEADRACE_SPARK_START_TIMEOUT_S": "300",
-        }
-        folder = tmp_path_factory.mktemp("world")
-        suite = await stack.enter_async_context(Suite(environment, folder, LINE))
-        await suite.logged("publisher", "epoch_joined")
-        await suite.logged("snapshot-responder", "event=ready", timeout_s=60)
-        yield World(source, target, environment, suite, nats_server.url)
-
-
-@contextlib.asynccontextmanager
-async def running(*mirrors: MirrorProcess) -> AsyncIterator[None]:
-    """Mirrors until the end of the block, which they reach in order."""
-    for mirror in mirrors:
-        await mirror.start()
-    try:
-        yield
-        for mirror in mirrors:
-            assert await mirror.stop() == 0, mirror.log[-3000:]
-    finally:
-        for mirror in mirrors:
-            if mirror.runs:
-                await mirror.kill()
+    settings = {"HEADRACE_CATALOG_INTERVAL_S": "1", "HEADRACE_SPARK_START_TIMEOUT_S": "300"}
+    folder = tmp_path_factory.mktemp("world")
+    async with world(session_servers, folder, "", WITH_SNAPSHOTS, settings) as made:
+        yield made
 
 
 async def write_values(source: Database, first: int) -> None:

@@ -7,10 +7,10 @@ does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import msgpack
-import nats
 import pytest
 from nats.aio.client import Client
 
@@ -23,6 +23,7 @@ from headrace.mirror.table import Phase
 from headrace.settings import StreamSettings
 from headrace.testing.mirror_streams import (
     Body,
+    Running,
     Shown,
     book_of,
     copied,
@@ -33,20 +34,10 @@ from headrace.testing.mirror_streams import (
     row,
     schema,
 )
-from headrace.testing.plugin import OwnNats
 
 # Longer than an unhindered follower would take.
 LONG_S = 1.0
 BEFORE = {"a10.0", "b10.1"}
-
-
-@pytest.fixture
-async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
-    server = await own_nats()
-    connection = await nats.connect(server.url)
-    await ensure(connection.jetstream(), StreamSettings())
-    yield connection
-    await connection.close()
 
 
 def transfer(lsn: int, *first: Body) -> list[Body]:
@@ -55,11 +46,18 @@ def transfer(lsn: int, *first: Body) -> list[Body]:
     return [*first, row("a", lsn, seq), row("b", lsn, seq + 1, last=True)]
 
 
-async def test_readers_keep_one_moment_until_a_table_is_copied_again(client: Client) -> None:
+@contextlib.asynccontextmanager
+async def at_first(client: Client, *, every: bool = False) -> AsyncIterator[tuple[Running, Shown]]:
+    """A mirror of both tables after the first transfer, and its target."""
     target = Shown()
-    async with following(client, target, "a", "b", every=True) as mirror:
+    async with following(client, target, "a", "b", every=every) as mirror:
         await publish(client, *transfer(10))
         await target.shows(BEFORE)
+        yield mirror, target
+
+
+async def test_readers_keep_one_moment_until_a_table_is_copied_again(client: Client) -> None:
+    async with at_first(client, every=True) as (mirror, target):
         await publish(
             client, *transfer(20, schema("a", 20, resync=True)), *transfer(30), *transfer(40)
         )
@@ -81,10 +79,7 @@ async def test_a_transaction_is_not_shown_up_to_where_a_copy_became_necessary(
 ) -> None:
     """Also where a part of it was written already, for its size."""
     monkeypatch.setattr(follower, "SPILL_EVENTS", 5)
-    target = Shown()
-    async with following(client, target, "a", "b", every=True) as mirror:
-        await publish(client, *transfer(10))
-        await target.shows(BEFORE)
+    async with at_first(client, every=True) as (mirror, target):
         await publish(client, *(row("b", 20, n) for n in range(20)), schema("a", 20, resync=True))
         await publish(client, row("a", 20, 20), *(row("b", 20, n) for n in range(21, 30)))
         await phase(mirror.book, "a", Phase.WANTED)
@@ -126,10 +121,7 @@ async def test_a_second_table_to_copy_on_the_way_is_copied_before_any_is_shown(
 async def test_the_mirror_goes_on_where_it_was_when_it_is_killed_on_the_way_to_the_next_moment(
     client: Client,
 ) -> None:
-    target = Shown()
-    async with following(client, target, "a", "b", every=True) as mirror:
-        await publish(client, *transfer(10))
-        await target.shows(BEFORE)
+    async with at_first(client, every=True) as (mirror, target):
         await publish(client, *transfer(20, schema("a", 20, resync=True)), *transfer(30))
         await phase(mirror.book, "a", Phase.WANTED)
         await copied(mirror.book, "a", 35, "a10.0", "a20.1", "a30.0")
@@ -164,10 +156,7 @@ async def test_after_a_restart_another_tables_transaction_says_that_all_is_there
     client: Client,
 ) -> None:
     """To a mirror of some tables that may not read what the publisher wrote down."""
-    target = Shown()
-    async with following(client, target, "a", "b") as mirror:
-        await publish(client, *transfer(10))
-        await target.shows(BEFORE)
+    async with at_first(client) as (mirror, target):
         await publish(client, *transfer(20, schema("a", 20, resync=True)))
         await phase(mirror.book, "a", Phase.WANTED)
         await copied(mirror.book, "a", 35, "a10.0", "a20.1")
@@ -242,10 +231,7 @@ async def test_in_another_stream_a_mirror_waits_for_no_gap_of_the_last_one(clien
 async def test_a_renamed_table_is_there_under_one_of_its_names_at_every_moment(
     client: Client,
 ) -> None:
-    target = Shown()
-    async with following(client, target, "a", "b", every=True) as mirror:
-        await publish(client, *transfer(10))
-        await target.shows(BEFORE)
+    async with at_first(client, every=True) as (mirror, target):
         gone = schema("a", 20, changes=[{"change": "table_renamed", "to": "public.z"}], columns=[])
         await publish(client, gone, row("z", 20, 1, last=True), row("b", 30, 0, last=True))
         await phase(mirror.book, "z", Phase.WANTED)

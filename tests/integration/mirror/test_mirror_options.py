@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,80 +22,28 @@ from headrace.contract.naming import GAP_SUBJECT
 from headrace.contract.values import Encoding
 from headrace.lsn import format_lsn
 from headrace.mirror.mirror_state import tables_of
-from headrace.testing.database import Database, fresh_database
-from headrace.testing.line import SETTINGS
-from headrace.testing.mirror_process import MirrorProcess
-from headrace.testing.names import Names
+from headrace.testing.seeded import WITH_SNAPSHOTS, World, running, world
 from headrace.testing.servers import SessionServers
-from headrace.testing.suite import Suite
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-LINE = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder")
-SLOT = "options"
 # The first of them starts a JVM, on whatever machine this is.
 BOOTSTRAP_S = 200.0
 VERIFY_ONCE = ("--wait", "60")
 
 
-@dataclass
-class World:
-    source: Database
-    target: Database
-    environment: dict[str, str]
-    nats_url: str
-
-    def mirror(self, folder: Path, to: str, *tables: str) -> MirrorProcess:
-        options = [word for table in tables for word in ("--table", table)]
-        return MirrorProcess(self.environment, folder, to.split(":", maxsplit=1)[0], to, *options)
-
-
-@async_fixture(scope="module", loop_scope="module")
-async def world(
+@async_fixture(scope="module", loop_scope="module", name="world")
+async def the_world(
     session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
-    postgres, server = session_servers.shared_postgres(18), session_servers.new_nats()
-    await server.start()
-    async with contextlib.AsyncExitStack() as stack:
-        stack.callback(session_servers.discard, server)
-        source = await stack.enter_async_context(
-            fresh_database(postgres, Names.new().other("source"))
-        )
-        target = await stack.enter_async_context(
-            fresh_database(postgres, Names.new().other("mirror"))
-        )
-        await source.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
-        environment = {
-            **SETTINGS,
-            **postgres.environment(),
-            "PG_DB": source.name,
-            "NATS_URL": server.url,
-            "HEADRACE_SLOT": f"{SLOT}_{source.name}",
-            "HEADRACE_SPARK_START_TIMEOUT_S": "300",
-            "HEADRACE_ARRAYS": "list",
-            "HEADRACE_EXCLUDE_COLUMNS": "chosen.secret",
-        }
-        suite = await stack.enter_async_context(
-            Suite(environment, tmp_path_factory.mktemp("world"), LINE)
-        )
-        await suite.logged("publisher", "epoch_joined")
-        await suite.logged("snapshot-responder", "event=ready", timeout_s=60)
-        yield World(source, target, environment, server.url)
-
-
-@contextlib.asynccontextmanager
-async def running(*mirrors: MirrorProcess) -> AsyncIterator[None]:
-    """Mirrors until the end of the block, which they reach in order."""
-    for mirror in mirrors:
-        await mirror.start()
-    try:
-        yield
-        for mirror in mirrors:
-            assert await mirror.stop() == 0, mirror.log[-3000:]
-    finally:
-        for mirror in mirrors:
-            if mirror.runs:
-                await mirror.kill()
+    settings = {
+        "HEADRACE_SPARK_START_TIMEOUT_S": "300",
+        "HEADRACE_ARRAYS": "list",
+        "HEADRACE_EXCLUDE_COLUMNS": "chosen.secret",
+    }
+    folder = tmp_path_factory.mktemp("world")
+    async with world(session_servers, folder, "", WITH_SNAPSHOTS, settings) as made:
+        yield made
 
 
 async def test_lists_are_compared_as_such_and_columns_left_out_are_nowhere(

@@ -295,13 +295,22 @@ async def test_a_change_that_the_target_refuses_parks_its_table_and_the_others_h
             assert await ids("picky") == [99]
 
 
+@contextlib.asynccontextmanager
+async def beside_a_sound_one(
+    client: Client, database: Database, name: str
+) -> AsyncIterator[Mirror]:
+    """A mirror in PostgreSQL that follows this table, and another one that nothing happens to."""
+    for table in (name, "sound"):
+        await publish_table(client, "public", table, SOUND)
+    async with opened(database.dsn) as target, mirroring(client, target) as mirror:
+        await until(lambda: follows(mirror, name, "sound"))
+        yield mirror
+
+
 async def test_a_deferred_constraint_that_refuses_the_commit_parks_its_table(
     client: Client, database: Database
 ) -> None:
-    await publish_table(client, "public", "picky", SOUND)
-    await publish_table(client, "public", "sound", SOUND)
-    async with opened(database.dsn) as target, mirroring(client, target) as mirror:
-        await until(lambda: follows(mirror, "picky", "sound"))
+    async with beside_a_sound_one(client, database, "picky") as mirror:
         await database.execute(
             "ALTER TABLE picky ADD CONSTRAINT once UNIQUE (t) DEFERRABLE INITIALLY DEFERRED"
         )
@@ -361,10 +370,7 @@ async def test_a_lock_that_somebody_holds_for_long_parks_nothing(
 async def test_a_change_of_shape_that_the_target_refuses_parks_its_table_and_the_others_go_on(
     client: Client, database: Database
 ) -> None:
-    await publish_table(client, "public", "seen", SOUND)
-    await publish_table(client, "public", "sound", SOUND)
-    async with opened(database.dsn) as target, mirroring(client, target) as mirror:
-        await until(lambda: follows(mirror, "seen", "sound"))
+    async with beside_a_sound_one(client, database, "seen") as mirror:
         await insert(client, "seen", 100, {"id": 1, "t": "x"})
         await until(lambda: applied(mirror) == 100)
         await database.execute("CREATE VIEW looked_at AS SELECT t FROM seen")

@@ -21,10 +21,11 @@ import pytest
 
 from headrace.testing.database import Database
 from headrace.testing.mirror_process import MirrorProcess
-from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.plugin import OwnNats
+from headrace.testing.seeded import WITH_SNAPSHOTS
 from headrace.testing.suite import Suite
+from tests.support.own_source import OwnSource
 
-SERVICES = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder")
 SETTINGS = {
     "HEADRACE_STATUS_INTERVAL_S": "0.2",
     "HEADRACE_LEASE_TTL_S": "1",
@@ -135,18 +136,20 @@ async def step(source: Database, number: int, sql: str = "") -> None:
 
 
 async def test_every_reading_of_a_mirror_is_a_moment_of_the_source(
-    own_postgres: OwnPostgres, own_nats: OwnNats, database: Database, tmp_path: Path
+    own_source: OwnSource, own_nats: OwnNats, database: Database, tmp_path: Path
 ) -> None:
-    postgres, nats = await own_postgres(), await own_nats()
-    source = Database(postgres, "postgres")
-    await source.execute(MADE + "CREATE PUBLICATION headrace FOR ALL TABLES")
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": nats.url}
+    source = await own_source(MADE + "CREATE PUBLICATION headrace FOR ALL TABLES")
+    nats = await own_nats()
+    environment = {
+        **SETTINGS,
+        **source.environment(nats.url),
+    }
     path = tmp_path / "moments.db"
     lite = MirrorProcess(environment, tmp_path, "sqlite", f"sqlite:///{path}")
     other = MirrorProcess(environment, tmp_path, "postgres", database.dsn)
     mirrors = (lite, other)
     try:
-        async with Suite(environment, tmp_path, SERVICES) as suite:
+        async with Suite(environment, tmp_path, WITH_SNAPSHOTS) as suite:
             for mirror in mirrors:
                 await mirror.start()
             for mirror in mirrors:
@@ -196,7 +199,6 @@ async def test_every_reading_of_a_mirror_is_a_moment_of_the_source(
                     assert (await mirror.verified("--wait", "60"))[0] == 0
                     assert await mirror.stop() == 0
     finally:
-        await source.close()
         for mirror in mirrors:
             if mirror.runs:
                 await mirror.kill()

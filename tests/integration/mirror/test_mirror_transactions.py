@@ -8,16 +8,13 @@ transactions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-import nats
 import pytest
 from nats.aio.client import Client
 
 from headrace.consumer import Watermark
 from headrace.consumer.pull import Delivered, Pull
 from headrace.jetstream.dictionaries import DictionaryReader
-from headrace.jetstream.provisioning import ensure
 from headrace.metrics.counters import Counters
 from headrace.mirror import CreateTable, Streams, follower
 from headrace.mirror.ahead import SINGLE_MESSAGES, Ahead
@@ -43,19 +40,9 @@ from headrace.testing.mirror_streams import (
     schema,
     table,
 )
-from headrace.testing.plugin import OwnNats
 
 # Longer than a mirror ever waited before it took a transaction for whole.
 LONG_S = 1.5
-
-
-@pytest.fixture
-async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
-    server = await own_nats()
-    connection = await nats.connect(server.url)
-    await ensure(connection.jetstream(), StreamSettings())
-    yield connection
-    await connection.close()
 
 
 @pytest.mark.parametrize("every", [True, False], ids=["every_table", "some_tables"])

@@ -28,14 +28,15 @@ async def database(own_postgres: OwnPostgres) -> AsyncIterator[Database]:
 @pytest.fixture
 async def settings(database: Database, own_nats: OwnNats, names: Names) -> dict[str, str]:
     return {
-        "PG_HOST": "127.0.0.1",
-        "PG_PORT": str(database.port),
-        "PG_DB": database.name,
-        "POSTGRES_BRIDGE_USER": database.user,
-        "NATS_URL": (await own_nats()).url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **database.environment((await own_nats()).url),
+        **names.settings,
     }
+
+
+async def make_odd(database: Database, columns: str) -> None:
+    """A table with its whole row as identity, among it a generated column."""
+    await database.execute(f"CREATE TABLE odd {columns}; ALTER TABLE odd REPLICA IDENTITY FULL")
+    await database.execute("INSERT INTO odd VALUES (1, 2)")
 
 
 async def generated_check(settings: dict[str, str]) -> dict[str, str] | None:
@@ -48,8 +49,7 @@ async def generated_check(settings: dict[str, str]) -> dict[str, str] | None:
 async def test_a_table_with_its_whole_row_as_identity_and_a_stored_column_can_still_be_updated(
     database: Database, settings: dict[str, str], tables: tuple[str, ...]
 ) -> None:
-    await database.execute(f"CREATE TABLE odd {STORED}; ALTER TABLE odd REPLICA IDENTITY FULL")
-    await database.execute("INSERT INTO odd VALUES (1, 2)")
+    await make_odd(database, STORED)
     assert (await command(settings, "init", *tables)).code == 0
     await database.execute("UPDATE odd SET n = 3")
     await database.execute("DELETE FROM odd")
@@ -59,8 +59,8 @@ async def test_a_table_with_its_whole_row_as_identity_and_a_stored_column_can_st
 async def test_the_doctor_names_the_tables_that_an_older_publication_breaks_and_its_remedy_mends_them(
     database: Database, settings: dict[str, str], names: Names
 ) -> None:
-    await database.execute(f"CREATE TABLE odd {STORED}; ALTER TABLE odd REPLICA IDENTITY FULL")
-    await database.execute("CREATE TABLE plain (id int PRIMARY KEY); INSERT INTO odd VALUES (1, 2)")
+    await make_odd(database, STORED)
+    await database.execute("CREATE TABLE plain (id int PRIMARY KEY)")
     await database.execute(
         f"CREATE TABLE by_key {STORED}; CREATE PUBLICATION {names.publication} FOR ALL TABLES"
     )
@@ -78,8 +78,7 @@ async def test_the_doctor_names_the_tables_that_an_older_publication_breaks_and_
 async def test_a_table_that_no_publication_can_carry_is_refused_before_its_updates_fail(
     database: Database, settings: dict[str, str], names: Names
 ) -> None:
-    await database.execute(f"CREATE TABLE odd {VIRTUAL}; ALTER TABLE odd REPLICA IDENTITY FULL")
-    await database.execute("INSERT INTO odd VALUES (1, 2)")
+    await make_odd(database, VIRTUAL)
     refused = await command(settings, "init")
     assert refused.code == 1
     assert "refuse every UPDATE and DELETE of public.odd" in refused.err

@@ -20,9 +20,9 @@ from headrace.postgres.connection import PostgresRefusedError, connect
 from headrace.postgres.replication import ReplicationConnection
 from headrace.settings import PostgresSettings
 from headrace.testing.certificates import Authority, Pair
-from headrace.testing.database import Database
 from headrace.testing.plugin import OwnPostgres
 from headrace.testing.tls_front import TlsFront
+from tests.support.scram import server_with_password
 
 MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 
@@ -161,17 +161,7 @@ async def test_a_client_certificate_is_shown_where_it_is_asked_for(
 @pytest.fixture
 async def with_passwords(own_postgres: OwnPostgres) -> EmbeddedPostgres:
     """A server whose `reader` logs in by SCRAM."""
-    server = await own_postgres(settings={"password_encryption": "scram-sha-256"})
-    database = Database(server, "postgres")
-    await database.execute("CREATE ROLE reader LOGIN REPLICATION PASSWORD 'swordfish'")
-    (server.pgdata / "pg_hba.conf").write_text(
-        f"host all {SUPERUSER} 127.0.0.1/32 trust\n"
-        "host all reader 127.0.0.1/32 scram-sha-256\nhost replication reader 127.0.0.1/32 "
-        "scram-sha-256\n"
-    )
-    await database.execute("SELECT pg_reload_conf()")
-    await database.close()
-    return server
+    return await server_with_password(own_postgres, "reader", "swordfish")
 
 
 async def test_scram_lets_in_who_knows_the_password_and_never_shows_it(

@@ -25,17 +25,11 @@ from headrace.metrics.counters import Counters
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.resume_point import reader_of
 from headrace.testing.oracle import stored
-from headrace.testing.plugin import OwnNats
 from headrace.testing.proxy import Proxy
 
 STREAM = "CHAIN"
 CONFIG = StreamConfig(name=STREAM, subjects=["chain.>"], duplicate_window=0.1, allow_atomic=True)
 PATIENCE_S = 60.0
-
-
-@pytest.fixture
-async def server(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
 
 
 async def connect(url: str) -> Client:

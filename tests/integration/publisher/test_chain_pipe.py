@@ -21,6 +21,7 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
 from headrace.contract import events
 from headrace.contract.values import Encoding
+from headrace.embedded.nats import EmbeddedNats
 from headrace.jetstream.publishing.errors import (
     FencedError,
     IngestError,
@@ -89,7 +90,14 @@ def event(source: str, lsn: int, pad: int = 10) -> Outgoing:
     return Outgoing(f"chain.{source}", msg_id, events.encode(payload, Encoding.MSGPACK))
 
 
-async def made(client: Client, **settings: Any) -> None:
+async def made(connect: Any, **settings: Any) -> Client:
+    """A client of a server with an empty stream."""
+    client: Client = await connect()
+    await make_stream(client, **settings)
+    return client
+
+
+async def make_stream(client: Client, **settings: Any) -> None:
     config = StreamConfig(
         name=STREAM,
         subjects=["chain.>"],
@@ -101,13 +109,13 @@ async def made(client: Client, **settings: Any) -> None:
 
 
 @pytest.fixture
-async def connect() -> AsyncIterator[Any]:
+async def connect(server: EmbeddedNats) -> AsyncIterator[Any]:
     clients: list[Client] = []
 
     async def ignore(_: Exception) -> None:
         return
 
-    async def one(url: str) -> Client:
+    async def one(url: str = server.url) -> Client:
         client = await nats.connect(
             url, reconnect_time_wait=0.05, max_reconnect_attempts=-1, error_cb=ignore
         )
@@ -139,6 +147,14 @@ async def publisher(
     )
 
 
+async def published(client: Client, count: int) -> Publisher:
+    """Publish messages of source a, and wait until they are stored."""
+    one = await publisher(client, "a")
+    await one.publish(count)
+    await one.ingest.drain()
+    return one
+
+
 async def lsns(url: str, source: str | None = None) -> list[int]:
     return [
         e.payload["tx"]["lsn"]
@@ -148,25 +164,19 @@ async def lsns(url: str, source: str | None = None) -> list[int]:
 
 
 async def test_what_is_published_is_stored_once_and_in_order(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client)
-    one = await publisher(client, "a")
-    await one.publish(3000)
-    await one.ingest.drain()
+    client = await made(connect)
+    one = await published(client, 3000)
     assert one.ingest.acked == one.ingest.published == 3000
     assert await lsns(server.url) == list(range(1, 3001))
     assert one.ingest.stored_seq == 3000
 
 
 async def test_a_full_stream_never_stores_what_follows_a_refused_message(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client, discard=DiscardPolicy.NEW, max_bytes=60_000)
+    client = await made(connect, discard=DiscardPolicy.NEW, max_bytes=60_000)
     one = await publisher(client, "a")
     with pytest.raises(StreamFullError):
         # Large ones among small ones: a small one would still fit where a large one did not.
@@ -189,10 +199,8 @@ async def test_a_full_stream_never_stores_what_follows_a_refused_message(
     assert await lsns(server.url) == list(range(1, 201))
 
 
-async def test_a_superseded_publisher_is_refused(own_nats: OwnNats, connect: Any) -> None:
-    server = await own_nats()
-    client, other = await connect(server.url), await connect(server.url)
-    await made(client)
+async def test_a_superseded_publisher_is_refused(server: EmbeddedNats, connect: Any) -> None:
+    client, other = await made(connect), await connect()
     zombie = await publisher(client, "a")
     await zombie.publish(10)
     await zombie.ingest.drain()
@@ -210,11 +218,9 @@ async def test_a_superseded_publisher_is_refused(own_nats: OwnNats, connect: Any
 
 
 async def test_two_publishers_that_began_at_the_same_tail_store_everything_once(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client, other = await connect(server.url), await connect(server.url)
-    await made(client)
+    client, other = await made(connect), await connect()
     both = [await publisher(client, "a"), await publisher(other, "a")]
 
     async def push(one: Publisher) -> None:
@@ -230,11 +236,9 @@ async def test_two_publishers_that_began_at_the_same_tail_store_everything_once(
 
 
 async def test_another_source_in_between_breaks_the_chain_harmlessly(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    clients = [await connect(server.url) for _ in range(2)]
-    await made(clients[0])
+    clients = [await made(connect), await connect()]
     both = [
         await publisher(c, name, ack_timeout_s=1.0, window=50)
         for c, name in zip(clients, "ab", strict=True)
@@ -254,11 +258,9 @@ async def test_another_source_in_between_breaks_the_chain_harmlessly(
 
 
 async def test_a_large_window_is_chained_again_while_its_acknowledgements_come_in(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client, other = await connect(server.url), await connect(server.url)
-    await made(client)
+    client, other = await made(connect), await connect()
     one = await publisher(client, "a", ack_timeout_s=2.0)
     # Another's message comes first: the whole window is refused, and is more than nats-py buffers
     # unflushed.
@@ -269,11 +271,9 @@ async def test_a_large_window_is_chained_again_while_its_acknowledgements_come_i
 
 
 async def test_a_server_killed_in_the_middle_loses_and_doubles_nothing(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client)
+    client = await made(connect)
     target = 6000
 
     async def push() -> None:
@@ -300,14 +300,10 @@ async def test_a_server_killed_in_the_middle_loses_and_doubles_nothing(
 
 
 async def test_a_connection_that_was_replaced_ends_the_chain(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client)
-    one = await publisher(client, "a")
-    await one.publish(10)
-    await one.ingest.drain()
+    client = await made(connect)
+    one = await published(client, 10)
     await server.kill()
     await server.start()
     async with asyncio.timeout(10):
@@ -346,20 +342,16 @@ async def write_down(one: Publisher, cell: Cell, place: ResumePoint) -> None:
 
 @pytest.mark.parametrize("overwritten", [False, True])
 async def test_a_lost_tail_is_noticed_by_the_next_life(
-    own_nats: OwnNats, connect: Any, tmp_path: Path, *, overwritten: bool
+    server: EmbeddedNats, connect: Any, tmp_path: Path, *, overwritten: bool
 ) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client)
+    client = await made(connect)
     bucket = await client.jetstream().create_key_value(bucket="state")
     place, cell = await place_of(client, "a")
     assert place.position == ORIGIN
-    one = await publisher(client, "a")
-    await one.publish(10)
-    await one.ingest.drain()
+    await published(client, 10)
 
     async def ten_more() -> None:
-        again = await publisher(await connect(server.url), "a")
+        again = await publisher(await connect(), "a")
         await again.publish(10)
         await again.ingest.drain()
         assert await lsns(server.url) == list(range(1, 21))
@@ -372,7 +364,7 @@ async def test_a_lost_tail_is_noticed_by_the_next_life(
         saved["progress"] = (await bucket.get("progress.a")).value or b""
 
     await with_an_older_store(server, tmp_path / "older", and_keep_progress)
-    fresh = await connect(server.url)
+    fresh = await connect()
     # The state was synced, the stream was not.
     await (await fresh.jetstream().key_value("state")).put("progress.a", saved["progress"])
     if overwritten:
@@ -385,16 +377,12 @@ async def test_a_lost_tail_is_noticed_by_the_next_life(
 
 
 async def test_messages_that_aged_out_are_not_taken_for_lost(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client, max_age=1.0)
+    client = await made(connect, max_age=1.0)
     await client.jetstream().create_key_value(bucket="state")
     place, cell = await place_of(client, "a")
-    one = await publisher(client, "a")
-    await one.publish(10)
-    await one.ingest.drain()
+    one = await published(client, 10)
     await write_down(one, cell, place)
     js = client.jetstream()
     async with asyncio.timeout(10):
@@ -409,17 +397,13 @@ async def test_messages_that_aged_out_are_not_taken_for_lost(
 
 
 async def test_what_was_removed_while_the_duplicate_window_knows_it_is_stored_again(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
     """As many as the server acknowledges several times: it counts what it skips."""
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client, duplicate_window=60.0)
+    client = await made(connect, duplicate_window=60.0)
     await client.jetstream().create_key_value(bucket="state")
     place, cell = await place_of(client, "a")
-    one = await publisher(client, "a")
-    await one.publish(300)
-    await one.ingest.drain()
+    await published(client, 300)
     await client.jetstream().purge_stream(STREAM)
     again = await publisher(client, "a")
     assert again.next == 1
@@ -433,26 +417,20 @@ async def test_what_was_removed_while_the_duplicate_window_knows_it_is_stored_ag
 
 
 async def test_a_strangers_message_that_has_our_id_costs_no_message_of_ours(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client, duplicate_window=60.0)
+    client = await made(connect, duplicate_window=60.0)
     for lsn in (3, 4, 7, 12):
         stranger = event("stranger", lsn)
         await client.jetstream().publish(
             stranger.subject, stranger.payload, headers={"Nats-Msg-Id": event("a", lsn).msg_id}
         )
-    one = await publisher(client, "a")
-    await one.publish(12)
-    await one.ingest.drain()
+    await published(client, 12)
     assert await lsns(server.url, "a") == list(range(1, 13))
 
 
-async def test_a_missing_stream_is_told_at_once(own_nats: OwnNats, connect: Any) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client)
+async def test_a_missing_stream_is_told_at_once(connect: Any) -> None:
+    client = await made(connect)
     one = await publisher(client, "a", ack_timeout_s=30)
     await one.publish(3)
     await one.ingest.drain()
@@ -462,15 +440,13 @@ async def test_a_missing_stream_is_told_at_once(own_nats: OwnNats, connect: Any)
             await one.deliver(*[10] * 1)
 
 
-async def test_a_stream_that_was_made_anew_is_a_lost_tail(own_nats: OwnNats, connect: Any) -> None:
-    server = await own_nats()
-    client = await connect(server.url)
-    await made(client)
-    one = await publisher(client, "a")
-    await one.publish(3)
-    await one.ingest.drain()
+async def test_a_stream_that_was_made_anew_is_a_lost_tail(
+    server: EmbeddedNats, connect: Any
+) -> None:
+    client = await made(connect)
+    one = await published(client, 3)
     await client.jetstream().delete_stream(STREAM)
-    await made(client)
+    await make_stream(client)
     with pytest.raises(TailLostError):
         await one.deliver(*[10] * 5)
     assert await lsns(server.url) == []
@@ -481,7 +457,7 @@ async def test_a_message_over_the_servers_limit_is_an_error_and_costs_no_connect
 ) -> None:
     server = await own_nats(config={"max_payload": 65_536})
     client = await connect(server.url)
-    await made(client)
+    await make_stream(client)
     one = await publisher(client, "a")
     await one.publish(1)
     # With its headers it is over the limit, for which the server would cut the connection.
@@ -493,11 +469,9 @@ async def test_a_message_over_the_servers_limit_is_an_error_and_costs_no_connect
 
 
 async def test_what_another_life_of_this_source_wrote_fences_the_chain(
-    own_nats: OwnNats, connect: Any
+    server: EmbeddedNats, connect: Any
 ) -> None:
-    server = await own_nats()
-    client, other = await connect(server.url), await connect(server.url)
-    await made(client)
+    client, other = await made(connect), await connect()
     one = await publisher(client, "a")
     heir = await publisher(other, "a")
     await heir.publish(5)

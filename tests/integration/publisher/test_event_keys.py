@@ -27,7 +27,7 @@ async def behind(line: Line, *statements: str) -> list[tuple[str, list[str]]]:
     for statement in statements:
         await line.execute(statement)
     await line.suite.start("publisher")
-    rows = only(await line.take(60), "INSERT", "UPDATE", "DELETE", "TRUNCATE")
+    rows = only(await line.take(timeout_s=60), "INSERT", "UPDATE", "DELETE", "TRUNCATE")
     return [(row.payload["table"], row.payload["key"]) for row in rows]
 
 
@@ -73,13 +73,9 @@ async def test_the_keys_columns_come_in_its_order_and_included_ones_are_none_of_
         "CREATE TABLE covering (note text, a int, b int, PRIMARY KEY (b, a) INCLUDE (note));"
         "CREATE TABLE by_index (a int NOT NULL, b int NOT NULL); CREATE UNIQUE INDEX by_b ON "
         "by_index (b) INCLUDE (a);"
-        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_b; CREATE TABLE keyless (a int);"
-    )
-    await line.execute(
-        "INSERT INTO covering VALUES ('x', 1, 2); UPDATE covering SET a = 3; DELETE FROM covering"
-    )
-    await line.execute(
-        "INSERT INTO by_index VALUES (1, 2); INSERT INTO keyless VALUES (1); TRUNCATE covering"
+        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_b; CREATE TABLE keyless (a int);",
+        "INSERT INTO covering VALUES ('x', 1, 2); UPDATE covering SET a = 3; DELETE FROM covering",
+        "INSERT INTO by_index VALUES (1, 2); INSERT INTO keyless VALUES (1); TRUNCATE covering",
     )
     rows = only(await line.take(), "INSERT", "UPDATE", "DELETE", "TRUNCATE")
     keys = [(row.payload["table"], row.payload["key"]) for row in rows]
@@ -91,7 +87,8 @@ async def test_the_keys_columns_come_in_its_order_and_included_ones_are_none_of_
 async def test_a_key_of_which_a_column_is_left_out_is_no_key(lines: Lines) -> None:
     line = await lines(HEADRACE_EXCLUDE_COLUMNS="tenants.tenant")
     await line.take()
-    await line.execute("CREATE TABLE tenants (tenant int, id int, PRIMARY KEY (tenant, id))")
-    await line.execute("INSERT INTO tenants VALUES (1, 2)")
-    (row,) = await line.rows()
+    (row,) = await line.rows(
+        "CREATE TABLE tenants (tenant int, id int, PRIMARY KEY (tenant, id))",
+        "INSERT INTO tenants VALUES (1, 2)",
+    )
     assert (row.row, row.payload["key"]) == ({"id": 2}, [])

@@ -73,8 +73,10 @@ async def _pass_all(line: Line) -> dict[str, list[Passed]]:
 async def _write(line: Line, reader: Any, case: Case) -> list[str | None]:
     table = f"value_{case.name}"
     rows = ", ".join(f"({i}, {literal})" for i, (literal, _) in enumerate(case.values))
-    await line.execute(f"{case.setup}; CREATE TABLE {table} (id int PRIMARY KEY, v {case.type})")
-    await line.execute(f"INSERT INTO {table} VALUES {rows}")
+    await line.execute(
+        f"{case.setup}; CREATE TABLE {table} (id int PRIMARY KEY, v {case.type})",
+        f"INSERT INTO {table} VALUES {rows}",
+    )
     # format() asks the type's output function, which a cast to text does not always do.
     text = "CASE WHEN num_nonnulls(v) = 1 THEN format('%s', v) END"
     found = await reader.fetch(f"SELECT {text} FROM {table} ORDER BY id")

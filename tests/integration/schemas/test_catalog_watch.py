@@ -5,10 +5,6 @@ the old shape.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-from collections.abc import Iterator
 
 import pytest
 from pytest_asyncio import fixture as async_fixture
@@ -16,17 +12,11 @@ from pytest_asyncio import fixture as async_fixture
 from headrace.contract.schemas import renamed
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.line import Delivered, Line, Lines, only
+from tests.support.versions import on_both_versions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-on_both_versions = pytest.mark.parametrize("version", [16, 18])
 TOLD_TIMEOUT_S = 15.0
-
-
-@pytest.fixture
-def version() -> PostgresVersion:
-    """PostgreSQL's version where a test names none."""
-    return 18
 
 
 @async_fixture(loop_scope="module")
@@ -51,22 +41,12 @@ async def told(line: Line, table: str, change: str) -> tuple[Delivered, list[Del
             await asyncio.sleep(0.05)
 
 
-@contextlib.contextmanager
-def frozen(line: Line, service: str) -> Iterator[None]:
-    """A service that PostgreSQL leaves behind."""
-    os.kill(line.suite.pid(service), signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(line.suite.pid(service), signal.SIGCONT)
-
-
 async def published(line: Line, table: str) -> None:
     await line.execute(
         f"CREATE TABLE {table} (id int PRIMARY KEY, n int); ALTER PUBLICATION headrace ADD TABLE "
-        f"{table}"
+        f"{table}",
+        f"INSERT INTO {table} VALUES (1, 1)",
     )
-    await line.execute(f"INSERT INTO {table} VALUES (1, 1)")
     await line.take()
 
 
@@ -81,9 +61,9 @@ async def test_a_dropped_table_is_told_and_made_again_is_another(line: Line) -> 
         [],
     )
     await line.execute(
-        "CREATE TABLE gone (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE gone"
+        "CREATE TABLE gone (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE gone",
+        "INSERT INTO gone VALUES (2)",
     )
-    await line.execute("INSERT INTO gone VALUES (2)")
     again, _ = await told(line, "gone", "table_replaced")
     assert (again.payload["version"], again.payload["resync"]) == (3, True)
 
@@ -199,8 +179,10 @@ async def test_a_table_that_was_unlogged_for_a_while_must_be_copied_again(
 ) -> None:
     line = await lines(version, HEADRACE_CATALOG_INTERVAL_S="1")
     table = f"paused_{len(columns)}"
-    await line.execute(f"CREATE TABLE {table} ({columns})")
-    await line.execute(f"INSERT INTO {table} VALUES (1), (2)")
+    await line.execute(
+        f"CREATE TABLE {table} ({columns})",
+        f"INSERT INTO {table} VALUES (1), (2)",
+    )
     await told(line, table, "table_first_seen")
     await line.execute(
         f"ALTER TABLE {table} SET UNLOGGED; INSERT INTO {table} VALUES (3); DELETE FROM {table} "
@@ -217,9 +199,9 @@ async def test_a_publication_that_publishes_less_and_more_again_is_told(line: Li
     less, _ = await told(line, "partly", "publication_changed")
     change = {"change": "publication_changed", "publishes": ["insert", "update"]}
     assert (less.payload["changes"], less.payload["resync"]) == ([change], False)
-    await line.execute("DELETE FROM partly")
     await line.execute(
-        "ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')"
+        "DELETE FROM partly",
+        "ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')",
     )
     more, _ = await told(line, "partly", "publication_changed")
     change = {
@@ -242,9 +224,11 @@ async def test_a_publication_that_published_less_between_two_readings_is_told(li
 
 async def test_the_catalog_never_overtakes_a_row_of_the_old_shape(line: Line) -> None:
     await published(line, "slow")
-    with frozen(line, "wal-reader"):
-        await line.execute("INSERT INTO slow SELECT g, g FROM generate_series(2, 500) g")
-        await line.execute("ALTER TABLE slow DROP n")
+    with line.suite.frozen("wal-reader"):
+        await line.execute(
+            "INSERT INTO slow SELECT g, g FROM generate_series(2, 500) g",
+            "ALTER TABLE slow DROP n",
+        )
         await asyncio.sleep(0.5)
     event, before = await told(line, "slow", "column_dropped")
     assert [row.row["n"] for row in before] == list(range(2, 501))
@@ -266,16 +250,20 @@ async def drained(line: Line, table: str) -> list[str]:
 async def test_rows_that_come_and_go_with_a_partition_make_the_root_be_copied_again(
     line: Line,
 ) -> None:
-    await line.execute("ALTER PUBLICATION headrace SET (publish_via_partition_root = true)")
-    await line.execute("CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id)")
-    await line.execute("CREATE TABLE tree_0 PARTITION OF tree FOR VALUES FROM (0) TO (10)")
-    await line.execute("ALTER PUBLICATION headrace ADD TABLE tree; INSERT INTO tree VALUES (1)")
+    await line.execute(
+        "ALTER PUBLICATION headrace SET (publish_via_partition_root = true)",
+        "CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE tree_0 PARTITION OF tree FOR VALUES FROM (0) TO (10)",
+        "ALTER PUBLICATION headrace ADD TABLE tree; INSERT INTO tree VALUES (1)",
+    )
     assert await drained(line, "tree") == ["table_first_seen"]
     # An empty one brings nothing that has no event.
     await line.execute("CREATE TABLE tree_1 PARTITION OF tree FOR VALUES FROM (10) TO (20)")
     assert await drained(line, "tree") == []
-    await line.execute("CREATE TABLE tree_2 (id int PRIMARY KEY); INSERT INTO tree_2 VALUES (21)")
-    await line.execute("ALTER TABLE tree ATTACH PARTITION tree_2 FOR VALUES FROM (20) TO (30)")
+    await line.execute(
+        "CREATE TABLE tree_2 (id int PRIMARY KEY); INSERT INTO tree_2 VALUES (21)",
+        "ALTER TABLE tree ATTACH PARTITION tree_2 FOR VALUES FROM (20) TO (30)",
+    )
     attached, _ = await told(line, "tree", "partitions_changed")
     assert attached.payload["resync"]
     await line.execute("ALTER TABLE tree DETACH PARTITION tree_2")
@@ -289,14 +277,14 @@ async def test_rows_that_come_and_go_with_a_partition_make_the_root_be_copied_ag
 
 @on_both_versions
 async def test_a_partition_truncated_alone_makes_the_root_be_copied_again(line: Line) -> None:
-    await line.execute("ALTER PUBLICATION headrace SET (publish_via_partition_root = true)")
     await line.execute(
+        "ALTER PUBLICATION headrace SET (publish_via_partition_root = true)",
         "CREATE TABLE shelf (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
         "CREATE TABLE shelf_0 PARTITION OF shelf FOR VALUES FROM (0) TO (10);"
         "CREATE TABLE shelf_1 PARTITION OF shelf FOR VALUES FROM (10) TO (20);"
-        "ALTER PUBLICATION headrace ADD TABLE shelf"
+        "ALTER PUBLICATION headrace ADD TABLE shelf",
+        "INSERT INTO shelf VALUES (1), (11)",
     )
-    await line.execute("INSERT INTO shelf VALUES (1), (11)")
     assert await drained(line, "shelf") == ["table_first_seen"]
     await line.execute("TRUNCATE shelf_0")
     event, _ = await told(line, "shelf", "partitions_changed")
@@ -312,8 +300,10 @@ async def test_what_is_no_change_is_not_told(lines: Lines, line: Line, name: str
     if name == "still_all":
         # Every table, unlogged ones to be.
         line = await lines(18, HEADRACE_CATALOG_INTERVAL_S="0.1")
-        await line.execute("CREATE TABLE still (id int PRIMARY KEY, n text)")
-        await line.execute("INSERT INTO still VALUES (1, '1')")
+        await line.execute(
+            "CREATE TABLE still (id int PRIMARY KEY, n text)",
+            "INSERT INTO still VALUES (1, '1')",
+        )
     else:
         await published(line, "still")
     assert await drained(line, "still") in ([], ["table_first_seen"])

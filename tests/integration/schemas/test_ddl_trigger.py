@@ -37,14 +37,11 @@ async def test_a_drop_is_told_between_the_rows_before_and_after_it(
     lines: Lines, version: PostgresVersion
 ) -> None:
     line = await with_trigger(lines, version)
-    await line.execute(
-        "CREATE TABLE gone (id int PRIMARY KEY); CREATE TABLE stays (id int PRIMARY KEY)"
+    messages = await line.take(
+        "CREATE TABLE gone (id int PRIMARY KEY); CREATE TABLE stays (id int PRIMARY KEY)",
+        "INSERT INTO gone VALUES (1); INSERT INTO stays VALUES (1)",
+        "INSERT INTO stays VALUES (2); DROP TABLE gone; INSERT INTO stays VALUES (3)",
     )
-    await line.execute("INSERT INTO gone VALUES (1); INSERT INTO stays VALUES (1)")
-    await line.execute(
-        "INSERT INTO stays VALUES (2); DROP TABLE gone; INSERT INTO stays VALUES (3)"
-    )
-    messages = await line.take()
     assert told(messages) == [
         ("gone", "table_first_seen"),
         ("gone", "INSERT"),
@@ -60,13 +57,12 @@ async def test_a_drop_is_told_between_the_rows_before_and_after_it(
 
 async def test_a_rename_and_a_rewrite_are_told_in_their_transaction(lines: Lines) -> None:
     line = await with_trigger(lines, 18)
-    await line.execute("CREATE TABLE early (id int PRIMARY KEY, t text)")
-    await line.execute("INSERT INTO early VALUES (1, 'a')")
-    await line.execute(
+    messages = await line.take(
+        "CREATE TABLE early (id int PRIMARY KEY, t text)",
+        "INSERT INTO early VALUES (1, 'a')",
         "INSERT INTO early VALUES (2, 'b'); ALTER TABLE early ALTER t TYPE text USING upper(t);"
-        "ALTER TABLE early RENAME TO late; INSERT INTO late VALUES (3, 'c')"
+        "ALTER TABLE early RENAME TO late; INSERT INTO late VALUES (3, 'c')",
     )
-    messages = await line.take()
     assert told(messages)[1:] == [
         ("early", "INSERT"),
         ("early", "INSERT"),
@@ -83,8 +79,10 @@ async def test_a_rename_and_a_rewrite_are_told_in_their_transaction(lines: Lines
 
 async def test_what_was_rolled_back_is_not_told(lines: Lines) -> None:
     line = await with_trigger(lines, 18)
-    await line.execute("CREATE TABLE kept (id int PRIMARY KEY); INSERT INTO kept VALUES (1)")
-    await line.execute("BEGIN; DROP TABLE kept; ROLLBACK; INSERT INTO kept VALUES (2)")
+    await line.execute(
+        "CREATE TABLE kept (id int PRIMARY KEY); INSERT INTO kept VALUES (1)",
+        "BEGIN; DROP TABLE kept; ROLLBACK; INSERT INTO kept VALUES (2)",
+    )
     assert told(await line.take())[1:] == [("kept", "INSERT"), ("kept", "INSERT")]
 
 
@@ -119,8 +117,10 @@ async def test_what_the_catalog_does_not_bear_out_is_not_believed(
     """Anybody who may connect may write under the trigger's prefix, and read the tables' numbers."""
     line = await (with_trigger(lines, 18) if installed else lines(18))
     table = f"true_{installed}".lower()
-    await line.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text)")
-    await line.execute(f"INSERT INTO {table} VALUES (1, 'a')")
+    await line.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY, note text)",
+        f"INSERT INTO {table} VALUES (1, 'a')",
+    )
     await line.take()
     oid = await line.database.fetchval(f"SELECT '{table}'::regclass::oid::int8")
     role = f"nobody_{line.database.name}_{installed}".lower()

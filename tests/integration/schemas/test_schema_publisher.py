@@ -26,17 +26,17 @@ USERS = "CREATE TABLE users (id serial PRIMARY KEY, name varchar(50) NOT NULL, e
 
 def environment(database: Database, nats_url: str, names: Names, **more: str) -> dict[str, str]:
     return {
-        "PG_HOST": "127.0.0.1",
-        "PG_PORT": str(database.port),
-        "PG_DB": database.name,
-        "POSTGRES_BRIDGE_USER": database.user,
-        "NATS_URL": nats_url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
+        **database.environment(nats_url),
+        **names.settings,
         "HEADRACE_CATALOG_INTERVAL_S": "0.1",
         "HEADRACE_NATS_RECONNECT_WAIT_S": "0.1",
         **more,
     }
+
+
+async def publish_users(database: Database, names: Names) -> None:
+    await database.execute(USERS)
+    await database.execute(f"CREATE PUBLICATION {names.publication} FOR TABLE users")
 
 
 class Bucket:
@@ -77,24 +77,19 @@ class Bucket:
 
 
 @pytest.fixture
-async def nats_own(own_nats: OwnNats) -> EmbeddedNats:
-    return await own_nats()
-
-
-@pytest.fixture
-async def bucket(nats_own: EmbeddedNats) -> Any:
-    client = await nats.connect(nats_own.url, reconnect_time_wait=0.1)
+async def bucket(server: EmbeddedNats) -> Any:
+    client = await nats.connect(server.url, reconnect_time_wait=0.1)
     yield Bucket(client.jetstream())
     await client.close()
 
 
 async def test_a_domain_has_the_type_that_it_stands_on(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
     await database.execute("CREATE DOMAIN blob AS bytea; CREATE DOMAIN scan AS blob")
     await database.execute("CREATE TABLE t (id int PRIMARY KEY, s scan)")
     await database.execute(f'CREATE PUBLICATION "{names.publication}" FOR TABLE t')
-    async with service(environment(database, nats_own.url, names), "schema-publisher"):
+    async with service(environment(database, server.url, names), "schema-publisher"):
         columns = (await bucket.present("t"))["columns"]
     assert [(one["data_type"], one.get("base_type")) for one in columns] == [
         ("integer", None),
@@ -103,11 +98,11 @@ async def test_a_domain_has_the_type_that_it_stands_on(
 
 
 async def test_every_published_table_has_its_schema_with_the_bridges_fields(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
     await database.execute(USERS)
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
-    async with service(environment(database, nats_own.url, names), "schema-publisher") as publisher:
+    async with service(environment(database, server.url, names), "schema-publisher") as publisher:
         value = await bucket.present("users")
         assert await publisher.stop() == 0
     assert list(value)[:4] == ["table", "schema", "timestamp", "columns"]
@@ -141,13 +136,13 @@ async def test_every_published_table_has_its_schema_with_the_bridges_fields(
 
 
 async def test_tables_and_columns_that_are_left_out_of_the_stream_are_not_in_the_bucket(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
     await database.execute(f"{USERS}; CREATE TABLE secrets (id int PRIMARY KEY)")
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
     left_out = {"HEADRACE_EXCLUDE": "secrets", "HEADRACE_EXCLUDE_COLUMNS": "users.id,users.email"}
     async with service(
-        {**environment(database, nats_own.url, names), **left_out}, "schema-publisher"
+        {**environment(database, server.url, names), **left_out}, "schema-publisher"
     ) as publisher:
         value = await bucket.present("users")
         assert await publisher.stop() == 0
@@ -157,12 +152,12 @@ async def test_tables_and_columns_that_are_left_out_of_the_stream_are_not_in_the
 
 
 async def test_a_restart_writes_nothing_and_a_change_writes_the_next_version(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
     await database.execute(USERS)
     await database.execute("CREATE TABLE still (id int PRIMARY KEY)")
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
-    settings = environment(database, nats_own.url, names)
+    settings = environment(database, server.url, names)
     async with service(settings, "schema-publisher") as first:
         await first.readiness(200)
         await first.stop()
@@ -180,11 +175,10 @@ async def test_a_restart_writes_nothing_and_a_change_writes_the_next_version(
 
 
 async def test_a_table_that_leaves_loses_its_key_and_comes_back_with_a_new_version(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
-    await database.execute(USERS)
-    await database.execute(f"CREATE PUBLICATION {names.publication} FOR TABLE users")
-    async with service(environment(database, nats_own.url, names), "schema-publisher"):
+    await publish_users(database, names)
+    async with service(environment(database, server.url, names), "schema-publisher"):
         await bucket.present("users")
         await database.execute(f"ALTER PUBLICATION {names.publication} DROP TABLE users")
         await bucket.when("users", lambda value: value is None)
@@ -195,14 +189,14 @@ async def test_a_table_that_leaves_loses_its_key_and_comes_back_with_a_new_versi
 
 
 async def test_keys_of_another_source_in_the_same_bucket_are_left_alone(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
     await database.execute("CREATE TABLE mine (id int PRIMARY KEY)")
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR TABLE mine")
     kv = await bucket.js.create_key_value(bucket="schemas", history=10)
     await kv.put("theirs", encode({"table": "theirs", "source": "another"}, Encoding.MSGPACK))
     await kv.put("unsigned", encode({"table": "unsigned"}, Encoding.MSGPACK))
-    async with service(environment(database, nats_own.url, names), "schema-publisher") as publisher:
+    async with service(environment(database, server.url, names), "schema-publisher") as publisher:
         await publisher.readiness(200)
         await database.execute(f"ALTER PUBLICATION {names.publication} DROP TABLE mine")
         await bucket.when("mine", lambda value: value is None)
@@ -211,10 +205,10 @@ async def test_keys_of_another_source_in_the_same_bucket_are_left_alone(
 
 
 async def test_a_dropped_publication_is_waited_for_and_deletes_no_key(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
     await database.execute(USERS)
-    async with service(environment(database, nats_own.url, names), "schema-publisher") as publisher:
+    async with service(environment(database, server.url, names), "schema-publisher") as publisher:
         await publisher.logs("not_ready")
         reasons = (await publisher.readiness(503))["reasons"]
         assert "Run `headrace init`" in reasons["postgres"]
@@ -227,10 +221,9 @@ async def test_a_dropped_publication_is_waited_for_and_deletes_no_key(
 
 
 async def test_the_version_is_the_one_a_schema_event_told(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
-    await database.execute(USERS)
-    await database.execute(f"CREATE PUBLICATION {names.publication} FOR TABLE users")
+    await publish_users(database, names)
 
     async def tell(version: int, source: str) -> None:
         event = {
@@ -242,7 +235,7 @@ async def test_the_version_is_the_one_a_schema_event_told(
         }
         await bucket.js.publish(schema_subject("users"), encode(event, Encoding.MSGPACK))
 
-    settings = environment(database, nats_own.url, names)
+    settings = environment(database, server.url, names)
     async with service(settings, "schema-publisher") as publisher:
         await bucket.present("users")
         await tell(9, "another_source")
@@ -260,11 +253,10 @@ async def test_the_version_is_the_one_a_schema_event_told(
 
 
 async def test_the_version_follows_the_publishers_own_events(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
-    await database.execute(USERS)
-    await database.execute(f"CREATE PUBLICATION {names.publication} FOR TABLE users")
-    settings = environment(database, nats_own.url, names)
+    await publish_users(database, names)
+    settings = environment(database, server.url, names)
     async with (
         service(settings, "wal-reader") as reader,
         service(settings, "publisher"),
@@ -289,14 +281,14 @@ async def test_the_version_follows_the_publishers_own_events(
 
 
 async def test_the_encoding_is_the_events_and_a_switch_rewrites_the_values(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
     await database.execute('CREATE SCHEMA app; CREATE TABLE app."Größe $" (id int PRIMARY KEY)')
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
     token = table_token("app", "Größe $")
     for arguments in ([], ["--json"]):
         async with service(
-            environment(database, nats_own.url, names), "schema-publisher", *arguments
+            environment(database, server.url, names), "schema-publisher", *arguments
         ) as publisher:
             await publisher.readiness(200)
         entry = await (await bucket.js.key_value("schemas")).get(token)
@@ -307,22 +299,22 @@ async def test_the_encoding_is_the_events_and_a_switch_rewrites_the_values(
 
 
 async def test_it_waits_for_postgresql_and_nats_and_heals_when_either_comes_back(
-    own_postgres: OwnPostgres, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    own_postgres: OwnPostgres, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
-    server = await own_postgres()
-    database = Database(server, "postgres")
+    postgres = await own_postgres()
+    database = Database(postgres, "postgres")
     await database.execute(USERS)
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
     await database.close()
-    async with service(environment(database, nats_own.url, names), "schema-publisher") as publisher:
+    async with service(environment(database, server.url, names), "schema-publisher") as publisher:
+        await publisher.readiness(200)
+        await postgres.kill()
+        assert "postgres" in (await publisher.readiness(503))["reasons"]
+        await postgres.start()
         await publisher.readiness(200)
         await server.kill()
-        assert "postgres" in (await publisher.readiness(503))["reasons"]
-        await server.start()
-        await publisher.readiness(200)
-        await nats_own.kill()
         await publisher.readiness(503)
-        await nats_own.start()
+        await server.start()
         await publisher.readiness(200)
         await database.execute("CREATE TABLE later (id int PRIMARY KEY)")
         await database.close()
@@ -331,11 +323,11 @@ async def test_it_waits_for_postgresql_and_nats_and_heals_when_either_comes_back
 
 
 async def test_a_bucket_that_was_deleted_is_filled_again(
-    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+    database: Database, server: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:
     await database.execute(USERS)
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
-    async with service(environment(database, nats_own.url, names), "schema-publisher"):
+    async with service(environment(database, server.url, names), "schema-publisher"):
         await bucket.present("users")
         await bucket.js.delete_key_value("schemas")
         assert (await bucket.present("users"))["table"] == "users"

@@ -22,7 +22,6 @@ from nats.aio.msg import Msg
 
 from headrace.contract.events import REPLY_HEADER, decode
 from headrace.contract.naming import snapshot_request_subject
-from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.provisioning import ensure
 from headrace.settings import StreamSettings
 from headrace.testing.database import Database
@@ -92,11 +91,7 @@ async def world(database: Database, own_nats: OwnNats, tmp_path: Path) -> AsyncI
         "CREATE TABLE asked (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE asked"
     )
     environment = {
-        "PG_HOST": "127.0.0.1",
-        "PG_PORT": str(database.port),
-        "PG_DB": database.name,
-        "POSTGRES_BRIDGE_USER": SUPERUSER,
-        "NATS_URL": server.url,
+        **database.environment(server.url),
         "HEADRACE_PUB": "p",
         "HEADRACE_SLOT": "s",
         "HEADRACE_LEASE_TTL_S": "1",

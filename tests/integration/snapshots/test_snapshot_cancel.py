@@ -31,10 +31,7 @@ async def stored(consumer: Consumer, subject: str) -> int:
 async def test_no_task_publishes_after_a_cancel_and_the_table_can_be_asked_for_again(
     consumer: Consumer,
 ) -> None:
-    await consumer.publish("(id int, pad text)", "stopped")
-    await consumer.sql.execute(
-        "INSERT INTO stopped SELECT g, repeat('x', 400) FROM generate_series(1, 150000) g"
-    )
+    await consumer.fill("stopped", 150000)
     chunks = await consumer.client.subscribe("init.snap.stopped.>")
     await consumer.client.flush()
     answer = await consumer.ask("stopped")
@@ -59,10 +56,7 @@ async def test_no_task_publishes_after_a_cancel_and_the_table_can_be_asked_for_a
 
 
 async def test_a_cancel_names_one_snapshot_and_leaves_the_others(consumer: Consumer) -> None:
-    await consumer.publish("(id int, pad text)", "chosen_one")
-    await consumer.sql.execute(
-        "INSERT INTO chosen_one SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g"
-    )
+    await consumer.fill("chosen_one", 60000)
     whole, part = await asyncio.gather(
         consumer.ask("chosen_one"), consumer.ask("chosen_one", {"columns": ["id"]})
     )

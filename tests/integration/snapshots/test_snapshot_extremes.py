@@ -6,12 +6,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-import nats
 import pytest
-import pytest_asyncio
 from nats.aio.client import Client
 
 from headrace.consumer.reference import whole
@@ -19,8 +17,7 @@ from headrace.contract.events import decode
 from headrace.contract.values import Encoding
 from headrace.embedded.postgres import SUPERUSER
 from headrace.embedded.process import tied
-from headrace.jetstream.provisioning import ensure
-from headrace.settings import NatsSettings, PostgresSettings, Settings, SourceSettings
+from headrace.settings import Settings
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.chunk_permits import TicketOffice
 from headrace.snapshot_responder.driver_process import SparkDriver
@@ -29,7 +26,6 @@ from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
-from headrace.testing.plugin import OwnNats
 
 LARGE_BYTES = 100_000_000
 COLUMNS = 1600
@@ -75,24 +71,6 @@ class Workers:
         output, _ = await process.communicate(plan.pack())
         assert process.returncode == 0
         self.bytes_max = max(self.bytes_max, int(output) * 1024)
-
-
-@pytest_asyncio.fixture
-async def settings(database: Database, own_nats: OwnNats) -> Settings:
-    server = await own_nats()
-    return Settings(
-        postgres=PostgresSettings("127.0.0.1", database.port, database.name, SUPERUSER),
-        nats=NatsSettings(url=server.url),
-        source=SourceSettings(slot="s", publication="p"),
-    )
-
-
-@pytest_asyncio.fixture
-async def client(settings: Settings) -> AsyncIterator[Client]:
-    connected = await nats.connect(str(settings.nats.url))
-    await ensure(connected.jetstream(), settings.streams)
-    yield connected
-    await connected.close()
 
 
 async def copied(

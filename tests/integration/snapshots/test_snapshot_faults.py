@@ -28,10 +28,7 @@ pytestmark = pytest.mark.spark
 async def test_a_killed_jvm_still_ends_in_a_complete_snapshot_with_nothing_doubled(
     responder: Responder, consumer: Consumer
 ) -> None:
-    await consumer.publish("(id int, pad text)", "survivor")
-    await consumer.sql.execute(
-        "INSERT INTO survivor SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g"
-    )
+    await consumer.fill("survivor", 60000)
     await consumer.snapshot("survivor", {"filter": [["id", "<", 10]]})
     jvm = jvm_of(responder.pid)
     assert jvm is not None
@@ -48,10 +45,7 @@ async def test_a_killed_jvm_still_ends_in_a_complete_snapshot_with_nothing_doubl
 async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_dies_with_it(
     responder: Responder, consumer: Consumer
 ) -> None:
-    await consumer.publish("(id int, pad text)", "outlived")
-    await consumer.sql.execute(
-        "INSERT INTO outlived SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g"
-    )
+    await consumer.fill("outlived", 60000)
     chunks = await consumer.client.subscribe("init.snap.outlived.>")
     await consumer.client.flush()
     answer = await consumer.ask("outlived")

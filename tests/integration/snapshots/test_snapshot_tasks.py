@@ -5,26 +5,23 @@ nothing more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
-import nats
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 
 from headrace.contract.events import decode
 from headrace.embedded.postgres import SUPERUSER
-from headrace.jetstream.provisioning import ensure
 from headrace.settings import (
     FormatSettings,
-    NatsSettings,
     PostgresSettings,
     Settings,
     SnapshotSettings,
-    SourceSettings,
     StreamSettings,
 )
 from headrace.snapshot_responder import chunk_permits, task
@@ -45,33 +42,20 @@ from headrace.spark.source import (
 )
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats, OwnPostgres
+from tests.support.snapshot_source import make_table, settings_between
 
 REQUEST = SnapshotRequest("t", "public", "t")
 
 
 @pytest_asyncio.fixture
 async def settings(database: Database, own_nats: OwnNats) -> Settings:
-    server = await own_nats()
-    await database.execute("CREATE TABLE t (id int, pad text); CREATE PUBLICATION p FOR TABLE t")
-    await database.execute(
-        "INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 20000) g"
-    )
-    return Settings(
-        postgres=PostgresSettings("127.0.0.1", database.port, database.name, SUPERUSER),
-        nats=NatsSettings(url=server.url),
-        source=SourceSettings(slot="s", publication="p"),
+    await make_table(database)
+    return replace(
+        settings_between(database, await own_nats()),
         # So short that only the subject's own sequence can keep a chunk from being stored twice.
         streams=StreamSettings(dedupe_window_s=0.1),
         snapshot=SnapshotSettings(range_bytes=1024 * 1024, chunk_rows_max=2000),
     )
-
-
-@pytest_asyncio.fixture
-async def client(settings: Settings) -> AsyncIterator[Client]:
-    connected = await nats.connect(str(settings.nats.url))
-    await ensure(connected.jetstream(), settings.streams)
-    yield connected
-    await connected.close()
 
 
 def planned(
@@ -149,16 +133,24 @@ async def test_a_copy_of_another_schemas_table_of_that_name_fails(
         office.close()
 
 
+@contextlib.asynccontextmanager
+async def opened_office(
+    settings: Settings, client: Client, bytes_per_s: int
+) -> AsyncIterator[tuple[Snapshot, SnapshotPlan, TicketOffice]]:
+    """A planned snapshot, and the office that gives its tasks leave at this rate."""
+    async with held_snapshot(settings, REQUEST) as held:
+        snapshot, plan = planned(settings, client, held)
+        throttle = chunk_permits.Throttle(bytes_per_s)
+        office = TicketOffice(client, plan.tickets, snapshot.numbers, throttle)
+        await office.open()
+        yield snapshot, plan, office
+
+
 async def test_no_chunk_gets_leave_once_the_office_is_closed_and_its_tasks_are_told_at_once(
     settings: Settings, client: Client
 ) -> None:
-    async with held_snapshot(settings, REQUEST) as held:
-        snapshot, plan = planned(settings, client, held)
-        # So slow that the second chunk still waits for its turn.
-        office = TicketOffice(
-            client, plan.tickets, snapshot.numbers, chunk_permits.Throttle(50_000)
-        )
-        await office.open()
+    # So slow that the second chunk still waits for its turn.
+    async with opened_office(settings, client, 50_000) as (snapshot, plan, office):
         copying = asyncio.create_task(task._run(plan, 0, settings))
         while not len(snapshot.numbers):  # noqa: ASYNC110  # no event tells the middle of a task
             await asyncio.sleep(0.001)
@@ -175,12 +167,7 @@ async def test_no_chunk_gets_leave_once_the_office_is_closed_and_its_tasks_are_t
 async def test_a_rate_bounds_what_all_tasks_read_together(
     settings: Settings, client: Client
 ) -> None:
-    async with held_snapshot(settings, REQUEST) as held:
-        snapshot, plan = planned(settings, client, held)
-        office = TicketOffice(
-            client, plan.tickets, snapshot.numbers, chunk_permits.Throttle(2_000_000)
-        )
-        await office.open()
+    async with opened_office(settings, client, 2_000_000) as (snapshot, plan, office):
         began = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for number in range(len(plan.tasks)):

@@ -5,26 +5,19 @@ Spark runs.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgpack
-import nats
 import pytest
 from nats.aio.client import Client
 
 from headrace.contract.naming import chunk_subject, table_token
 from headrace.contract.values import Encoding
-from headrace.embedded.postgres import SUPERUSER
-from headrace.jetstream.provisioning import ensure
 from headrace.postgres.connection import connect
 from headrace.settings import (
     FormatSettings,
-    NatsSettings,
-    PostgresSettings,
     Settings,
-    SourceSettings,
 )
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.chunk_permits import TicketOffice
@@ -35,6 +28,7 @@ from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 from headrace.testing.value_cases import ARRAYS, CASES, EMBEDDED, TEXT, Both, Case
+from tests.support.snapshot_source import settings_between
 
 in_both_encodings = pytest.mark.parametrize(
     ("pg_version", "encoding"),
@@ -55,19 +49,7 @@ class Copied:
 @pytest.fixture
 async def settings(database: Database, own_nats: OwnNats) -> Settings:
     await database.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return Settings(
-        postgres=PostgresSettings("127.0.0.1", database.port, database.name, SUPERUSER),
-        nats=NatsSettings(url=(await own_nats()).url),
-        source=SourceSettings(slot="s", publication="p"),
-    )
-
-
-@pytest.fixture
-async def client(settings: Settings) -> AsyncIterator[Client]:
-    connected = await nats.connect(str(settings.nats.url))
-    await ensure(connected.jetstream(), settings.streams)
-    yield connected
-    await connected.close()
+    return settings_between(database, await own_nats())
 
 
 async def copied(

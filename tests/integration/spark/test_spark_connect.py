@@ -13,11 +13,8 @@ import pytest_asyncio
 from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.provisioning import ensure
 from headrace.settings import (
-    NatsSettings,
-    PostgresSettings,
     Settings,
     SnapshotSettings,
-    SourceSettings,
 )
 from headrace.snapshot_responder.chunk_permits import Throttle
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkJobError
@@ -28,6 +25,7 @@ from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 from headrace.testing.responder import jvm_of
 from headrace.testing.spark_connect import connect_server
+from tests.support.snapshot_source import make_table, settings_between
 from tests.support.spark_classes import java_options
 
 pytest.importorskip("grpc", reason="needs pyspark[connect]")
@@ -38,15 +36,9 @@ REQUEST = SnapshotRequest("t", "public", "t")
 
 @pytest_asyncio.fixture
 async def settings(database: Database, own_nats: OwnNats) -> Settings:
-    server = await own_nats()
-    await database.execute("CREATE TABLE t (id int, pad text); CREATE PUBLICATION p FOR TABLE t")
-    await database.execute(
-        "INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 20000) g"
-    )
-    return Settings(
-        postgres=PostgresSettings("127.0.0.1", database.port, database.name, SUPERUSER),
-        nats=NatsSettings(url=server.url),
-        source=SourceSettings(slot="s", publication="p"),
+    await make_table(database)
+    return replace(
+        settings_between(database, await own_nats()),
         snapshot=SnapshotSettings(range_bytes=1024 * 1024, chunk_rows_max=2000),
     )
 

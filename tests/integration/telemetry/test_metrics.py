@@ -75,9 +75,7 @@ async def test_every_event_is_counted_once_whatever_the_delivery(
     )
     settings = {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": server.url,
+        **database.environment(server.url),
         "HEADRACE_SLOT": names.slot,
         "HEADRACE_STATS_INTERVAL_S": "0.1",
         "HEADRACE_DELIVERY": delivery,

@@ -111,9 +111,7 @@ def environment(
 ) -> dict[str, str]:
     return {
         **SETTINGS,
-        **database.server.environment(),
-        "PG_DB": database.name,
-        "NATS_URL": server.url,
+        **database.environment(server.url),
         "HEADRACE_SLOT": names.slot,
         "HEADRACE_STATS_INTERVAL_S": "0.1",
         "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,

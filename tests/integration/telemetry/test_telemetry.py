@@ -23,38 +23,19 @@ from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import service
-from tests.support.telemetry_answers import environment, make_slot, status_when, values
+from tests.support.telemetry_answers import (
+    BRIDGE_METRICS,
+    BRIDGE_STATUS,
+    environment,
+    make_slot,
+    status_when,
+    values,
+)
 
 LINE = re.compile(
     r"METRICS uptime=(\d+) wal_messages=(\d+) cdc_events=(\d+) lsn=([0-9a-f]+/[0-9a-f]+) connected=([01]) "
     r"reconnects=(\d+) nats_reconnects=(\d+) lag_bytes=(\d+) slot_active=([01])"
 )
-BRIDGE_STATUS = [
-    "status",
-    "uptime_seconds",
-    "wal_messages_received",
-    "cdc_events_published",
-    "current_lsn",
-    "is_connected",
-    "reconnect_count",
-    "nats_reconnect_count",
-    "last_processing_time_us",
-    "slot_active",
-    "wal_lag_bytes",
-    "wal_lag_mb",
-]
-BRIDGE_METRICS = [
-    "bridge_uptime_seconds",
-    "bridge_wal_messages_received_total",
-    "bridge_cdc_events_published_total",
-    "bridge_last_ack_lsn",
-    "bridge_connected",
-    "bridge_reconnects_total",
-    "bridge_nats_reconnects_total",
-    "bridge_last_processing_time_us",
-    "bridge_slot_active",
-    "bridge_wal_lag_bytes",
-]
 
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # what a container listens on, and why a token is asked for

@@ -44,6 +44,10 @@ _NAMES = st.text(
 )
 
 
+# A relation, and rows of it.
+Generated = tuple[messages.Relation, list[tuple[bytes | None, ...]]]
+
+
 @st.composite
 def relations(draw: st.DrawFn) -> tuple[messages.Relation, list[tuple[bytes | None, ...]]]:
     names = draw(st.lists(_NAMES, min_size=1, max_size=6, unique=True))
@@ -71,7 +75,7 @@ def encoded(row: tuple[bytes | None, ...]) -> bytes:
 
 @given(relations())
 def test_the_quick_text_of_a_row_is_the_plain_one(
-    generated: tuple[messages.Relation, list[tuple[bytes | None, ...]]],
+    generated: Generated,
 ) -> None:
     relation, rows = generated
     table = archived(relation)
@@ -91,9 +95,7 @@ def test_the_quick_text_of_a_row_is_the_plain_one(
 
 @given(relations(), st.integers(1, 3), st.data())
 def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
-    generated: tuple[messages.Relation, list[tuple[bytes | None, ...]]],
-    transactions: int,
-    data: st.DataObject,
+    generated: Generated, transactions: int, data: st.DataObject
 ) -> None:
     relation, rows = generated
     table = archived(relation)
@@ -134,9 +136,7 @@ def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
 
 @given(relations(), st.integers(1, 4), st.data())
 def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
-    generated: tuple[messages.Relation, list[tuple[bytes | None, ...]]],
-    transactions: int,
-    data: st.DataObject,
+    generated: Generated, transactions: int, data: st.DataObject
 ) -> None:
     relation, rows = generated
     table = archived(relation)

@@ -274,11 +274,17 @@ async def test_a_file_that_waits_inside_a_transaction_is_not_closed(archiver: Ar
     assert not archiver.is_there(1)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The sink's own."""
+    made = Clock()
+    monkeypatch.setattr(archive_sink, "time", made)
+    return made
+
+
 async def test_a_file_is_closed_at_its_age_counted_from_its_first_row(
-    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+    archiver: Archiver, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(archive_sink, "time", clock)
     sink = await archiver.open()
     await sink.store(Demand.MORE)
     clock.now += 100
@@ -298,12 +304,8 @@ async def test_a_file_is_closed_at_its_age_counted_from_its_first_row(
     assert [len(archiver.rows(number)) for number in (1, 2)] == [1, 1]
 
 
-async def test_the_age_of_a_file_counts_from_its_epoch(
-    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_age_of_a_file_counts_from_its_epoch(archiver: Archiver, clock: Clock) -> None:
     """Rows that come with the first frame are not old."""
-    clock = Clock()
-    monkeypatch.setattr(archive_sink, "time", clock)
     sink = await archiver.open()
     for _ in range(2):
         await archiver.take(*transaction(100, b"1"))
@@ -313,10 +315,8 @@ async def test_the_age_of_a_file_counts_from_its_epoch(
 
 
 async def test_a_file_that_was_closed_at_its_age_starts_the_next_one_s(
-    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+    archiver: Archiver, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(archive_sink, "time", clock)
     sink = await archiver.open()
     await sink.store(Demand.MORE)
     await archiver.take(*transaction(100, b"1"))
@@ -530,10 +530,8 @@ async def test_a_stop_leaves_the_rest_of_a_frame_but_takes_rows_that_need_no_wai
 
 
 async def test_log_without_changes_is_marked_and_confirmed_at_intervals(
-    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+    archiver: Archiver, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(archive_sink, "time", clock)
     interval_s = archiver.settings.state.progress_interval_s
     sink = await archiver.open()
     await archiver.take(keepalive(70))

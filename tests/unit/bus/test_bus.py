@@ -337,16 +337,22 @@ def test_silence_makes_a_receiver_join_again_and_again() -> None:
     assert receiver.tick(SILENCE_S) is not None
 
 
-def with_archive() -> FrameSender:
+def with_optional(confirmer: str) -> FrameSender:
+    """The publisher has joined, and an optional confirmer has not."""
     one = FrameSender(
         frozenset({"publisher"}),
-        optional=frozenset({"archiver"}),
+        optional=frozenset({confirmer}),
         patience_s=10.0,
         frame_bytes_max=100,
         in_flight_bytes_max=50,
         life=5,
     )
     one.on_control(Join("publisher", "s1", 0), 0.0)
+    return one
+
+
+def with_archive() -> FrameSender:
+    one = with_optional("archiver")
     assert one.missing == ["archiver"]
     assert one.on_control(Join("archiver", "a1", 0), 0.0) is Action.OPEN
     one.begin(OPENING, clock_ns=1 << 40, now=0.0)
@@ -366,14 +372,7 @@ def test_an_optional_confirmer_holds_the_slot_and_the_credit_for_its_patience_an
 
 
 def test_an_optional_confirmer_that_never_came_does_not_keep_the_line_from_opening() -> None:
-    one = FrameSender(
-        frozenset({"publisher"}),
-        optional=frozenset({"a"}),
-        frame_bytes_max=100,
-        in_flight_bytes_max=50,
-        life=5,
-    )
-    one.on_control(Join("publisher", "s1", 0), 0.0)
+    one = with_optional("a")
     for second in range(12):
         one.tick(float(second))
     assert one.missing == []

@@ -23,8 +23,9 @@ from tests.support.source_tree import (
     tree,
 )
 
-FUNCTION_LINES_MAX = 80
-FILE_LINES_MAX = 630
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 512
+TEST_LINES_MAX = 630
 
 # They start services, and know their names; no service knows them.
 STARTERS = frozenset({"cli", "supervisor"})
@@ -254,7 +255,7 @@ def test_no_module_has_outgrown_its_noun() -> None:
         [
             f"{module} has {lines} lines"
             for module, lines in counts.items()
-            if lines > FILE_LINES_MAX
+            if lines > (TEST_LINES_MAX if module.is_relative_to("tests") else FILE_LINES_MAX)
         ]
     )
 

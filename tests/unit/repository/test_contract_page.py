@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -318,33 +318,13 @@ def test_a_reference_to_a_large_event_is_what_the_contract_says(encoding: Encodi
 
 
 def test_every_difference_that_the_code_can_find_is_in_the_contract() -> None:
-    old = TableShape(
-        "public",
-        "users",
-        1,
-        "d",
-        ("id",),
-        1,
-        (ColumnShape("id", INT8, -1, "bigint", number=1), _text("a", 2)),
-    )
-    new = TableShape(
-        "public",
-        "people",
-        1,
-        "f",
-        ("a",),
-        2,
-        (ColumnShape("b", TEXT, -1, "text", number=1), _text("n", 3)),
-    )
-    retyped = TableShape(
-        "public",
-        "users",
-        2,
-        "d",
-        ("id",),
-        1,
-        (ColumnShape("id", TEXT, -1, "text", is_nullable=False),),
-    )
+    shape = partial(TableShape, "public")
+    first = (ColumnShape("id", INT8, -1, "bigint", number=1), _text("a", 2))
+    old = shape("users", 1, "d", ("id",), 1, first)
+    renamed = (ColumnShape("b", TEXT, -1, "text", number=1), _text("n", 3))
+    new = shape("people", 1, "f", ("a",), 2, renamed)
+    other = (ColumnShape("id", TEXT, -1, "text", is_nullable=False),)
+    retyped = shape("users", 2, "d", ("id",), 1, other)
     page = (DOCS / "contract.md").read_text()
     kinds = set()
     for before, after in ((old, new), (old, retyped)):

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
@@ -101,7 +100,6 @@ class FastPipe(Pipe):
         # Several answers fit into the window; with only one, publishing would stop for each round
         # trip.
         flow = max(1, min(_FLOW_MAX, window.messages_max // 4))
-        self._subscription: Subscription | None = None
         # Handed over by the caller and not sent; sent and not known to be stored. A message leaves
         # `_sent` only when the stream shows it, so that after a refusal both together are what must
         # be published.
@@ -151,11 +149,7 @@ class FastPipe(Pipe):
             await asyncio.wait({self._proving})
         if self._turns is not None:
             await self._turns.close()
-        if self._subscription is not None and not self._client.is_closed:
-            try:
-                await self._subscription.unsubscribe()
-            except NatsError as error:
-                log.debug("unsubscribe_failed", reason=str(error))
+        await self._unsubscribe()
 
     async def publish(self, message: Message) -> None:
         """Take a message; waits while too many are in flight."""

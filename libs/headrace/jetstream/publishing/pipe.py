@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
 
 from headrace import log as logs
 from headrace.contract.events import ID_HEADER
@@ -93,6 +95,7 @@ class Pipe(ABC):
         self._failure: IngestError | MessageTooLargeError | None = None
         # Set by every answer, and by a failure.
         self._room = asyncio.Event()
+        self._subscription: Subscription | None = None
 
     @property
     @abstractmethod
@@ -152,6 +155,13 @@ class Pipe(ABC):
         self._last_seq = tail.last_seq
         self._created = tail.created
         self._reconnects = self._client.stats["reconnects"]
+
+    async def _unsubscribe(self) -> None:
+        if self._subscription is not None and not self._client.is_closed:
+            try:
+                await self._subscription.unsubscribe()
+            except NatsError as error:
+                log.debug("unsubscribe_failed", reason=str(error))
 
     def _check_connection(self) -> None:
         """Raise if this isn't the connection of the start any more, or something has failed

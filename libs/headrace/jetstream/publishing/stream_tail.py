@@ -112,14 +112,12 @@ class Tail:
             self.ids_after.clear()
 
 
+@dataclass(eq=False)
 class StreamTail:
-    def __init__(
-        self, js: JetStreamContext, stream: str, read: Reader, suspect: Suspect | None = None
-    ) -> None:
-        self._js = js
-        self._stream = stream
-        self._read = read
-        self._suspect = suspect
+    _js: JetStreamContext
+    _stream: str
+    _read: Reader
+    _suspect: Suspect | None = None
 
     async def state(self) -> Tail:
         info = await self._js.stream_info(self._stream)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
+from headrace.cli.outcome import fail
 from headrace.errors import HeadraceError
 from headrace.settings import load
-from headrace.terminal.text import plain
 
 app = typer.Typer(
     name="archive",
@@ -38,14 +38,9 @@ def finish(work: Callable[[Any, str], None], url: str | None) -> None:
 
         work(read, read.chosen_url(url, load(os.environ).archive.url))
     except ModuleNotFoundError as error:
-        _fail(f"{error.name} is not installed: pip install 'headrace[archive]'", error)
+        fail(error, f"{error.name} is not installed: pip install 'headrace[archive]'")
     except HeadraceError as error:
-        _fail(str(error), error)
-
-
-def _fail(message: str, error: Exception) -> NoReturn:
-    typer.echo(plain(f"headrace: {message}"), err=True)
-    raise typer.Exit(1) from error
+        fail(error)
 
 
 @app.command("ls")

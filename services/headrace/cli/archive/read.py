@@ -107,10 +107,7 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
     """The files, or the last ones if there is a limit."""
     reader = WalReader(url)
     listed = reader.list()
-    if limit:
-        shown = listed[-limit:]
-    else:
-        shown = listed
+    shown = listed[-limit:] if limit else listed
     if as_json:
         _print_documents(reader, shown)
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass, field
 from itertools import islice
 
 from nats.errors import Error as NatsError
@@ -128,16 +129,16 @@ async def _apply(run: ReplayRun, target_url: str) -> None:
         run.finish()
 
 
+@dataclass(eq=False)
 class _Player:
     """Steps that are not written yet, and the tables after them."""
 
-    def __init__(self, book: Book, run: ReplayRun) -> None:
-        self._book = book
-        self._run = run
-        self.steps: list[Step] = []
-        self._count = 0
-        self._source = ""
-        self._last = ORIGIN
+    _book: Book
+    _run: ReplayRun
+    steps: list[Step] = field(default_factory=list)
+    _count: int = 0
+    _source: str = ""
+    _last: Position = ORIGIN
 
     def done_of(self, source: str) -> Position:
         mark = self._book.lanes.get(source)

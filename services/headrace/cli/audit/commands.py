@@ -9,10 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace import log as logs
+from headrace.cli import outcome
 from headrace.cli.audit.environment import in_their_words
-from headrace.errors import HeadraceError
-from headrace.terminal.text import plain
 
 app = typer.Typer(
     name="audit",
@@ -39,17 +37,8 @@ Id = Annotated[str, typer.Argument(help="A change's id, as shown by `headrace au
 
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a command to its end; an expected error is one line."""
-    # Here, as each command's module: `--help` answers without loading them.
-    import uvloop
-
-    logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
-    try:
-        uvloop.run(work())
-    except HeadraceError as error:
-        text = in_their_words(str(error), os.environ)
-        typer.echo(plain(f"headrace: {text}"), err=True)
-        raise typer.Exit(1) from error
+    """Run a command; its errors name the variables that the user set."""
+    outcome.finish(work, lambda text: in_their_words(text, os.environ))
 
 
 @app.command("up")

@@ -97,10 +97,7 @@ class _AuditUp:
         self._given = given
         # Without a server that the user names, the trail has a private one.
         named = given.get("NATS_URL") or given.get("NATS_HOST")
-        if named:
-            self._nats = None
-        else:
-            self._nats = EmbeddedNats(folder / "nats", 0)
+        self._nats = None if named else EmbeddedNats(folder / "nats", 0)
         self._supervisor: Supervisor | None = None
         self._told = asyncio.Event()
         self._keeper = Keeper(view.news)
@@ -156,10 +153,7 @@ class _AuditUp:
         made = CreatedObjects()
         # A publication knows no patterns: it has all tables then, of which the publisher delivers
         # those.
-        if self._has_patterns:
-            tables = []
-        else:
-            tables = list(self._audit.tables)
+        tables = [] if self._has_patterns else list(self._audit.tables)
         await init.run(settings, tables, made)
         if made.things:
             self._view.done(f"Made {', '.join(made.things)}")

@@ -84,10 +84,7 @@ async def _keeper(settings: Settings, findings: Findings) -> None:
     if await _renewed(settings):
         findings.ok("archiver", "runs")
         return
-    if settings.archive.required:
-        kind = "required"
-    else:
-        kind = "optional"
+    kind = "required" if settings.archive.required else "optional"
     remedy = "Start `headrace archiver`; look at its log."
     found = f"no archiver is running; the archive is {kind}"
     if slot is not None and slot["active"] and settings.archive.required:

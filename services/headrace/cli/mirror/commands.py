@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from headrace.cli.outcome import fail
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
-from headrace.terminal.text import plain
 
 app = typer.Typer()
 
@@ -32,12 +32,7 @@ def _settings() -> Settings:
     try:
         return load(os.environ)
     except HeadraceError as error:
-        _fail(error)
-
-
-def _fail(error: HeadraceError) -> NoReturn:
-    typer.echo(plain(f"headrace: {error}"), err=True)
-    raise typer.Exit(1) from error
+        fail(error)
 
 
 @app.command("mirror", rich_help_panel=_PANEL)
@@ -65,7 +60,7 @@ def mirror(
     try:
         code = command.run(settings, tables or [], to, http, fresh=fresh)
     except HeadraceError as error:
-        _fail(error)
+        fail(error)
     raise typer.Exit(code)
 
 
@@ -98,5 +93,5 @@ def verify(
             settings, tables or [], to, wait_s=wait, every_s=every, http=http, as_json=as_json
         )
     except HeadraceError as error:
-        _fail(error)
+        fail(error)
     raise typer.Exit(code)

@@ -168,10 +168,7 @@ def _logged_above(process: ProcessSettings) -> Iterator[None]:
     """Lines go above the bars, which own the terminal; what only warns is in the status line
     anyway.
     """
-    if process.log_level == "warning":
-        level = "error"
-    else:
-        level = process.log_level
+    level = "error" if process.log_level == "warning" else process.log_level
     logs.configure(SERVICE, level=level, form=process.log_format)
     try:
         yield

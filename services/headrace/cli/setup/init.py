@@ -14,7 +14,7 @@ from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
 from headrace.cli.doctor import generated_columns
-from headrace.cli.session import Screen, kind_and_name, nats, postgres
+from headrace.cli.session import DENIED, Screen, kind_and_name, nats, postgres
 from headrace.contract.events import decode
 from headrace.contract.naming import table_token
 from headrace.contract.selection import Selection
@@ -34,7 +34,6 @@ _DENIED_REMEDY = (
 
 PUBLICATION_MARK = "made by headrace init"
 _FAILOVER_SINCE = 170_000
-_DENIED = "42501"
 
 _OTHER_SLOTS = """
 SELECT slot_name::text AS name FROM pg_replication_slots
@@ -85,7 +84,7 @@ async def _ddl_trigger(session: asyncpg.Connection, screen: Screen) -> None:
     try:
         await session.execute(ddl_trigger.INSTALL)
     except asyncpg.PostgresError as error:
-        if error.sqlstate != _DENIED:
+        if error.sqlstate != DENIED:
             raise
         raise PostgresRefusedError(
             f"this role may not create event triggers: {error.args[0]}",
@@ -194,7 +193,7 @@ async def _execute_ddl(session: asyncpg.Connection, statement: str) -> None:
     try:
         await session.execute(statement)
     except asyncpg.PostgresError as error:
-        if error.sqlstate != _DENIED:
+        if error.sqlstate != DENIED:
             raise
         raise PostgresRefusedError(
             f"this role may not do that: {error.args[0]}",

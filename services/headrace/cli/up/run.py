@@ -276,10 +276,7 @@ class _Up:
         if running:
             with self._view.step("Stopping the services"):
                 await asyncio.gather(*(suite.supervisor.stop() for suite in running))
-            if len(running) > 1:
-                each = f" of {len(running)} suites"
-            else:
-                each = ""
+            each = f" of {len(running)} suites" if len(running) > 1 else ""
             order = f"stopped, {', '.join(running[0].ports)}, in this order"
             self._view.done(f"The services{each} {'were killed' if self._killed else order}")
         for server in reversed(self._servers.embedded):

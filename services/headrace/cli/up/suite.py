@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.audit.settings import load_audit
@@ -45,14 +46,8 @@ class Suite:
         # Precedes a service's name if there are several of it.
         self.label = f"{self.slot} " if of > 1 else ""
         # PostgreSQL cuts a longer name.
-        if of > 1:
-            self.demo_table = f"{TABLE}_{self.slot}"[:63]
-        else:
-            self.demo_table = TABLE
-        if of > 1:
-            self.environment_file = f"env-{self.slot}"
-        else:
-            self.environment_file = "env"
+        self.demo_table = f"{TABLE}_{self.slot}"[:63] if of > 1 else TABLE
+        self.environment_file = f"env-{self.slot}" if of > 1 else "env"
         self.ports: dict[str, int] = {}
         self._environment = own
         if of > 1:
@@ -129,12 +124,12 @@ class Suite:
         return {s.name: s.port for s in SERVICES.values() if wanted.get(s, True)}
 
 
+@dataclass(eq=False)
 class _Named:
     """The view, as used by one of several suites."""
 
-    def __init__(self, view: View, label: str) -> None:
-        self._view = view
-        self._label = label
+    _view: View
+    _label: str
 
     def line(self, service: str, line: Line) -> None:
         self._view.line(f"{self._label}{service}", line)

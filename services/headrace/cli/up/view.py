@@ -19,13 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.session import Screen
-from headrace.cli.terminal import Console
+from headrace.cli.terminal import PLAIN_WIDTH, Console
 from headrace.consumer import Event
 from headrace.supervisor.line import Line
 
 _NAME_WIDTH = 18
 _COLOURS = {"warning": "yellow", "error": "red", "critical": "red bold"}
-_PLAIN_WIDTH = 200
 _AGAIN_S = 60.0
 
 
@@ -60,7 +59,7 @@ class View:
     """The user's terminal or file. Also the supervisor's listener."""
 
     def __init__(self, *, verbose: bool) -> None:
-        self._console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+        self._console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
         self._verbose = verbose
         # Services come and go while the suite starts and stops: their warnings then are in their
         # logs.

@@ -137,10 +137,7 @@ def _stream(past: Past) -> Table:
         Text(spark(past.rates), "cyan"),
         f"{past.now['cdc_events_published']:,} in all",
     )
-    if lag_s:
-        waits = f"oldest waits {seconds(lag_s)}"
-    else:
-        waits = "nothing waits"
+    waits = f"oldest waits {seconds(lag_s)}" if lag_s else "nothing waits"
     table.add_row("lag", size(past.now["wal_lag_bytes"]), Text(spark(past.lags), "cyan"), waits)
     p50 = past.acked_within(0.5)
     p99 = past.acked_within(0.99)
@@ -219,10 +216,7 @@ def _consumers(past: Past) -> Table | None:
             style = "yellow"
         else:
             style = ""
-        if view["lost"]:
-            lost = f"lost {view['lost']:,} messages"
-        else:
-            lost = ""
+        lost = f"lost {view['lost']:,} messages" if view["lost"] else ""
         left = f"{view['left_ratio']:.0%}" + (
             f", {span(view['left_s'])}" if view["left_s"] is not None else ""
         )

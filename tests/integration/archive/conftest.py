@@ -1,0 +1,5 @@
+"""Fixtures of the archive's tests."""
+
+from tests.support.archiving import archiving, s3
+
+__all__ = ["archiving", "s3"]
