@@ -1,4 +1,4 @@
-"""How a command ends: an expected error is one line on stderr, and exit code 1."""
+"""Ends a command: an expected error becomes one line on stderr, and exit code 1."""
 
 from __future__ import annotations
 
