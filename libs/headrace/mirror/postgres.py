@@ -147,7 +147,9 @@ class PostgresTarget:
 
     @property
     def _open(self) -> psycopg.AsyncConnection[Any]:
-        assert self._connection is not None, "load() comes first"
+        if self._connection is None:
+            # Another task lost it, and could not connect again.
+            raise target.TargetAwayError("the mirror's PostgreSQL: the connection was lost")
         return self._connection
 
 

@@ -146,7 +146,9 @@ class SqliteTarget:
             return marks
 
     def _begun(self) -> sqlite3.Connection:
-        assert self._connection is not None, "load() comes first"
+        if self._connection is None:
+            # Another task lost it, and could not open it again.
+            raise target.TargetAwayError("the mirror's SQLite file is not open")
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
             self._check_writer(self._connection)

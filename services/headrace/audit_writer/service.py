@@ -30,6 +30,7 @@ from headrace.consumer import RetentionGapError, StreamMissingError, Subscriptio
 from headrace.consumer.behind import behind
 from headrace.errors import HeadraceError
 from headrace.metrics.exposition import CONTENT_TYPE, exposition
+from headrace.postgres.connection import BROKEN
 from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
@@ -84,13 +85,7 @@ class AuditWriter:
                     await destination.claim()
                     await destination.prepare()
                     await self._follow(destination)
-            except (
-                HeadraceError,
-                NatsError,
-                asyncpg.PostgresError,
-                asyncpg.InterfaceError,
-                OSError,
-            ) as error:
+            except (HeadraceError, NatsError, asyncpg.PostgresError, *BROKEN) as error:
                 self._blocked(error)
                 # A session that has committed something was no failed attempt.
                 if self._wrote:
@@ -197,9 +192,7 @@ class AuditWriter:
         """Remove old rows, as long as there are any and then now and then."""
         while not self._scope.stopping.is_set():
             removed = 0
-            with contextlib.suppress(
-                HeadraceError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError
-            ):
+            with contextlib.suppress(HeadraceError, asyncpg.PostgresError, *BROKEN):
                 # A separate connection: a long DELETE must not delay the trail.
                 async with self._destination() as destination:
                     removed = await destination.expire(keep_days)

@@ -78,6 +78,7 @@ def test_a_refusal_ends_the_process_until_it_has_worked_and_is_waited_for_then(
         (TimeoutError(), "destination", "it did not answer in time"),
         (ConnectionResetError(), "destination", "ConnectionResetError"),
         (asyncpg.PostgresError("disk full"), "destination", "disk full"),
+        (asyncpg.InternalClientError("cannot switch to state 15"), "destination", "cannot switch"),
         (NatsTimeoutError(), "stream", "nats: timeout"),
         (StreamMissingError("no stream"), "stream", "no stream"),
     ],

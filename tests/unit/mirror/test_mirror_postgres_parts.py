@@ -11,7 +11,7 @@ import pytest
 from headrace.contract.exact import ExactText
 from headrace.contract.naming import split_table_token, table_token
 from headrace.mirror.column_types import array_literal
-from headrace.mirror.postgres import error_of, table_name
+from headrace.mirror.postgres import PostgresTarget, error_of, table_name
 from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import TargetAwayError
@@ -104,3 +104,9 @@ def test_reserved_names_have_tokens_that_nothing_else_has() -> None:
     assert table_token("public", "users") == "users"
     assert table_token("app", "_gap") == "app=2F_gap"
     assert split_table_token("=5Fgap") == ("public", "_gap")
+
+
+async def test_a_target_without_a_connection_is_waited_for() -> None:
+    """One task lost it and could not connect again; another one commits."""
+    with pytest.raises(TargetAwayError, match="the connection was lost"):
+        await PostgresTarget("postgresql://nowhere").commit({})
