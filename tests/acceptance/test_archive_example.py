@@ -30,7 +30,7 @@ async def test_the_recipe_is_exactly_once_through_hard_kills(tmp_path: Path) -> 
         await process.wait()
     process = await asyncio.create_subprocess_exec(*command)
     assert await process.wait() == 0
-    with sqlite3.connect(path) as database:
+    with sqlite3.connect(path, timeout=30) as database:
         found = dict(database.execute("SELECT key, value FROM rows"))
         (next_id,) = database.execute("SELECT next_id FROM place").fetchone()
     database.close()

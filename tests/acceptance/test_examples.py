@@ -212,7 +212,7 @@ async def test_the_python_follower_prints_changes_and_goes_on_where_it_ended(
 
 
 def copied(path: Path) -> dict[int, dict[str, Any]]:
-    with contextlib.closing(sqlite3.connect(path)) as db:
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as db:
         return {
             int(key): json.loads(data) for key, data in db.execute("SELECT key, data FROM copy")
         }
@@ -252,7 +252,7 @@ def has_moved(copy: Path, beyond: int) -> bool:
     """Whether so many messages of the stream have been applied: then it is killed in the middle."""
     with (
         contextlib.suppress(sqlite3.OperationalError),
-        contextlib.closing(sqlite3.connect(copy)) as db,
+        contextlib.closing(sqlite3.connect(copy, timeout=30)) as db,
     ):
         row = db.execute("SELECT max(stream_seq) FROM marks").fetchone()
         return bool(row and row[0] and row[0] > beyond)

@@ -227,7 +227,7 @@ async def test_a_table_whose_rows_changed_without_a_change_is_not_replayed_past_
 
 
 def rows_of(file: str, table: str) -> list[tuple[str, str]]:
-    with contextlib.closing(sqlite3.connect(file)) as connection:
+    with contextlib.closing(sqlite3.connect(file, timeout=30)) as connection:
         query = f"SELECT CAST(id AS text), v FROM {table} ORDER BY id"
         return list(connection.execute(query))
 

@@ -193,7 +193,7 @@ async def test_a_mirror_bootstraps_and_follows_with_its_own_rights(suite: Deploy
 
 
 def copied(place: str) -> Any:
-    with contextlib.closing(sqlite3.connect(place)) as mirror:
+    with contextlib.closing(sqlite3.connect(place, timeout=30)) as mirror:
         return mirror.execute("SELECT what FROM orders WHERE id = 71").fetchone()
 
 

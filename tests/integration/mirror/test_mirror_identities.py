@@ -92,7 +92,7 @@ async def test_each_identity_has_its_index_and_a_table_that_is_swapped_in_has_th
         "SELECT indexdef FROM pg_indexes WHERE tablename = 'indexed' ORDER BY 1"
     )
     assert sorted(row["indexdef"].rpartition(" ")[2] for row in found) == ["(id)", "(u)"]
-    with contextlib.closing(sqlite3.connect(tmp_path / "mirror.db")) as file:
+    with contextlib.closing(sqlite3.connect(tmp_path / "mirror.db", timeout=30)) as file:
         indexes = [row[0] for row in file.execute("SELECT name FROM pragma_index_list('indexed')")]
         columns = {
             row[0]

@@ -81,7 +81,7 @@ async def test_lists_are_compared_as_such_and_columns_left_out_are_nowhere(
             code, (verdict,) = await mirror.verified(*VERIFY_ONCE)
             assert (code, verdict["rows"]) == (0, 31), mirror.log[-3000:]
             assert "row_missing" not in mirror.log
-    with contextlib.closing(sqlite3.connect(path)) as connection:
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection:
         columns = [row[1] for row in connection.execute("PRAGMA table_info(chosen)")]
     assert columns == ["id", "tags", "grid", "at", "n"]
     in_postgres = await world.target.fetchval("SELECT tags[1] FROM chosen WHERE id = 30")
@@ -105,7 +105,7 @@ async def test_after_a_gap_what_was_copied_before_its_end_is_copied_again_and_no
         await older.logged("event=bootstrap_done table=older", timeout_s=BOOTSTRAP_S)
     async with running(both):
         await both.logged("event=bootstrap_done table=younger", timeout_s=BOOTSTRAP_S)
-        since = {token: state.since for token, state in states(path).items()}
+        since = await shown_since(path, "younger")
         assert since["older"] < since["younger"]
         # A change that the stream lost, which no event will ever bring.
         with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection:
@@ -122,6 +122,14 @@ async def test_after_a_gap_what_was_copied_before_its_end_is_copied_again_and_no
         await source.execute("INSERT INTO older VALUES (2); INSERT INTO younger VALUES (2)")
         assert (await both.verified(*VERIFY_ONCE))[0] == 0
         assert both.log.count("event=bootstrap_done") == 3
+
+
+async def shown_since(path: Path, table: str) -> dict[str, int]:
+    """The LSNs of the tables' copies, once this one is committed, which its log does not wait for."""
+    async with asyncio.timeout(BOOTSTRAP_S):
+        while not states(path)[table].since:  # noqa: ASYNC110  # a file gives no event
+            await asyncio.sleep(0.1)
+    return {token: state.since for token, state in states(path).items()}
 
 
 def states(path: Path) -> Any:

@@ -157,7 +157,7 @@ async def test_a_sqlite_mirror_has_the_sources_text_of_each_document(
     )
     await target.commit({})
     await target.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as connection:
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db", timeout=30)) as connection:
         assert [row[0] for row in connection.execute("SELECT doc FROM t ORDER BY id")] == printed
 
 
@@ -180,7 +180,7 @@ async def test_a_sqlite_mirror_keeps_every_list(
     await target.write([CreateTable(table), InsertRows(table, [row]), UpdateRow(table, row, row)])
     await target.commit({})
     await target.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as connection:
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db", timeout=30)) as connection:
         found = dict(zip(given, connection.execute("SELECT * FROM t").fetchone(), strict=True))
     by_kind = {kind: found[name] for name, (kind, _) in given.items()}
     assert by_kind["bytea[]"] == '["aGVsbG8=", "", null]'

@@ -31,7 +31,7 @@ UNDER_WAY = {
 
 def mirror_in_its_bootstrap(path: Path) -> None:
     marks = {"mirror": json.dumps({"format": 1, "id": "x"}), "table users": json.dumps(UNDER_WAY)}
-    with sqlite3.connect(path) as file:
+    with sqlite3.connect(path, timeout=30) as file:
         file.execute("CREATE TABLE headrace_mirror (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         file.executemany("INSERT INTO headrace_mirror VALUES (?, ?)", marks.items())
     file.close()
@@ -43,7 +43,7 @@ async def test_what_is_no_mirror_is_told_in_one_line_and_not_made(
 ) -> None:
     path = tmp_path / "users.db"
     if there:
-        sqlite3.connect(path).execute("CREATE TABLE users (id int)").connection.close()
+        sqlite3.connect(path, timeout=30).execute("CREATE TABLE users (id int)").connection.close()
     found = await command({"NATS_URL": nats_server.url}, "verify", "--to", f"sqlite:///{path}")
     assert (found.code, found.out) == (1, "")
     assert found.err.startswith(f"headrace: SQLite file {path} ")
