@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from headrace.bus import link
+from headrace.bus import participation
 from headrace.errors import HeadraceError
 from headrace.process.lifecycle import Scope
 from headrace.timing.backoff import Backoff
@@ -37,7 +37,7 @@ async def follow_on(
                 raise
             # No other attempt could succeed: only a new process gets another client.
             if client.is_closed:
-                raise link.BusClosedError("the NATS client gave up") from error
+                raise participation.BusClosedError("the NATS client gave up") from error
             if await failed(error):
                 backoff.reset()
             await scope.pause(backoff.pause_s())

@@ -9,7 +9,6 @@ from typing import Any
 from headrace.consumer import Event
 from headrace.contract import exact
 from headrace.contract.exact import ExactText
-from headrace.mirror.column_types import ValueKind, kind_of
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import (
     AlterTable,
@@ -20,6 +19,7 @@ from headrace.mirror.target import (
     TruncateTable,
     UpdateRow,
 )
+from headrace.mirror.value_kinds import ValueKind, kind_of
 
 _GONE = frozenset({"table_dropped", "table_removed"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.mirror.column_types import (
+from headrace.mirror.value_kinds import (
     ValueKind,
     array_literal,
     as_bytes,

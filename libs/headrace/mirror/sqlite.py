@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 from headrace.contract.exact import ExactText
 from headrace.mirror import target
-from headrace.mirror.column_types import ValueKind, as_bytes, as_json, as_list, kind_of
 from headrace.mirror.mirror_state import tables_of
 from headrace.mirror.table import Column, Phase, Table
+from headrace.mirror.value_kinds import ValueKind, as_bytes, as_json, as_list, kind_of
 from headrace.postgres.quoting import quote_name
 
 T = TypeVar("T")

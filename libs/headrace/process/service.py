@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from nats.aio.client import Client
 
-from headrace.bus import link
+from headrace.bus import participation
 from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
@@ -45,7 +45,7 @@ async def on_the_bus(
         try:
             async with connected(scope, settings.nats) as client:
                 reports = scope.spawn(
-                    "reports", link.take_part(scope, client, settings.source.slot)
+                    "reports", participation.take_part(scope, client, settings.source.slot)
                 )
                 await work(client)
                 scope.stopping.set()

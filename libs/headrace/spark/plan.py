@@ -50,7 +50,7 @@ class SnapshotPlan:
     types: Mapping[int, TypeInfo]
     conditions: tuple[str, ...]
     tasks: tuple[tuple[PageRange, ...], ...]
-    tickets: str
+    permits: str
     encoding: Encoding
     arrays: ArrayForm
     json_values: JsonForm

@@ -65,7 +65,7 @@ def plan_of(held: HeldSnapshot, settings: Settings) -> SnapshotPlan:
         types=held.types,
         conditions=held.conditions,
         tasks=tuple((page_range,) for page_range in ranges),
-        tickets="",
+        permits="",
         encoding=Encoding.MSGPACK,
         arrays=ArrayForm.LITERAL,
         json_values=JsonForm.TEXT,

@@ -25,7 +25,7 @@ from headrace.audit.settings import AuditSettings, load_audit
 from headrace.audit_writer.page import Page
 from headrace.audit_writer.session import Marks, Session, opened
 from headrace.audit_writer.trail import Trail
-from headrace.bus import link
+from headrace.bus import participation
 from headrace.consumer import RetentionGapError, StreamMissingError, Subscription, follow
 from headrace.consumer.behind import behind
 from headrace.errors import HeadraceError
@@ -158,7 +158,7 @@ class AuditWriter:
         if isinstance(error, HeadraceError) and not error.retry and not waited_for:
             raise error
         if self._client.is_closed:
-            raise link.BusClosedError("the NATS client gave up") from error
+            raise participation.BusClosedError("the NATS client gave up") from error
         stream = isinstance(error, NatsError | APIError | StreamMissingError)
         if isinstance(error, asyncpg.PostgresError):
             message = str(error.args[0])

@@ -13,7 +13,7 @@ from aiohttp import web
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.errors import DecodeError
 from headrace.process.health import Health
 from headrace.settings import Settings
@@ -66,7 +66,7 @@ class Trail:
 
     def _hear(self, service: str, data: bytes) -> None:
         try:
-            report = link.decode_stats(data)
+            report = participation.decode_stats(data)
         except DecodeError:
             return
         now = time.monotonic()

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from rich.text import Text
 
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.cli.session import nats
 from headrace.cli.terminal import Console
 from headrace.errors import DecodeError
@@ -72,7 +72,7 @@ async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
 async def _listen(client: Client, slot: str, obeyed: asyncio.Event, *, paused: bool) -> None:
     async def report(message: Msg) -> None:
         try:
-            stats = link.decode_stats(message.data).stats
+            stats = participation.decode_stats(message.data).stats
         except DecodeError:
             return
         # A standby doesn't report it.

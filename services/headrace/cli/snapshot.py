@@ -21,7 +21,7 @@ from headrace.contract.naming import chunk_subject, snapshot_cancel_subject, tab
 from headrace.contract.table_names import table_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn
-from headrace.mirror.snapshots import Progress as Told
+from headrace.mirror.snapshots import Progress as SnapshotProgress
 from headrace.mirror.snapshots import Snapshots
 from headrace.settings import Settings
 
@@ -84,7 +84,7 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
 
 
 @contextlib.contextmanager
-def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
+def _bar(table: str, *, quiet: bool) -> Iterator[SnapshotProgress]:
     """A progress bar on stderr if that is a terminal; returns the function that updates it."""
     console = Console(stderr=True)
     columns = (

@@ -29,7 +29,7 @@ from headrace.postgres.ddl_trigger import Ddl
 from headrace.postgres.facts import RelationNow
 from headrace.publisher import quick_events
 from headrace.publisher.quick_events import RowWriter, TransactionWriter
-from headrace.publisher.schema_book import CatalogReading, SchemaBook, Told
+from headrace.publisher.schema_book import CatalogReading, SchemaBook, SchemaReport
 from headrace.publisher.table_events import Kind, TableEvents
 
 # NATS's usual max_payload is 1 MiB, headers included.
@@ -363,7 +363,7 @@ class Assembler:
             yield self._schema_event(told, position, reading.lsn, tx)._replace(ends=True)
 
     def _schema_event(
-        self, told: Told, position: Position, lsn: int, tx: Payload
+        self, told: SchemaReport, position: Position, lsn: int, tx: Payload
     ) -> PublishedEvent:
         subject = schema_subject(told.token)
         body = schemas.event(

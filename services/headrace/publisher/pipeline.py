@@ -5,31 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 
 from nats.aio.client import Client
 
 from headrace import log as logs
 from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.parking import Parking
-from headrace.jetstream.publishing.fast import (
-    FastIngestUnsupportedError,
-    FastPipe,
-    offers_fast_ingest,
-)
-from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Pipe, Window
+from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Pipe
 from headrace.jetstream.publishing.stream_tail import StreamTail
-from headrace.jetstream.publishing.turns import Turns
 from headrace.jetstream.state import Cell, bucket, suite_identity
-from headrace.metrics.counters import Counters, one_of
-from headrace.metrics.figure import INGEST_MODES
+from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Assembler
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.batches import Batches
-from headrace.publisher.chain_pipe import ChainPipe
 from headrace.publisher.compression import Compression
 from headrace.publisher.damage import Damage
 from headrace.publisher.delivery import Delivery
+from headrace.publisher.pipe_choice import chosen_pipe
 from headrace.publisher.progress_writer import ProgressWriter
 from headrace.publisher.resume_point import (
     ResumePoint,
@@ -39,9 +31,8 @@ from headrace.publisher.resume_point import (
 )
 from headrace.publisher.schema_book import SchemaBook
 from headrace.publisher.schema_book_store import BookShelf
-from headrace.publisher.tally import tally
 from headrace.publisher.transactions import AtomicDelivery
-from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
+from headrace.settings import Compat, DeliveryMode, Settings
 
 log = logs.logger("publisher")
 
@@ -99,7 +90,7 @@ async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIt
     log.info("place_found", position=str(start.position), stream_seq=start.tail.last_seq)
     parked = LargeStore(js, streams.parked, client.max_payload)
     # Opened last: from then on other suites see it as a writer.
-    pipe = await _pipe(client, settings, stats, tail)
+    pipe = await chosen_pipe(client, settings, stats, tail)
     made = Pipeline(
         settings=settings,
         start=start,
@@ -129,43 +120,6 @@ async def _report_damage(line: Pipeline, stats: Counters) -> None:
     has_gaps = settings.delivery.compat is Compat.NONE
     encoding = settings.format.encoding if has_gaps else None
     await line.damage.report(line.start, settings.source.slot, encoding, line.pipe, stats)
-
-
-async def _pipe(client: Client, settings: Settings, stats: Counters, tail: StreamTail) -> Pipe:
-    limits = settings.publishing
-    delivery = settings.delivery
-    # Counted when JetStream has acknowledged them, so that no event counts twice after a restart.
-    stored = partial(tally, stats)
-    if delivery.mode is DeliveryMode.TRANSACTION:
-        stats.set_series("ingest_mode", one_of(INGEST_MODES, "atomic"))
-        window = Window(
-            delivery.atomic_messages_max, delivery.atomic_bytes_max, limits.ack_timeout_s
-        )
-        return AtomicPipe(client, tail, stats, window, stored)
-    fast = await _is_fast(client, settings)
-    mode = "fast" if fast else "chain"
-    stats.set_series("ingest_mode", one_of(INGEST_MODES, mode))
-    log.info("ingest_chosen", kind=mode)
-    window = Window(limits.window_messages_max, limits.window_bytes_max, limits.ack_timeout_s)
-    if not fast:
-        return ChainPipe(client, tail, stats, window, stored)
-    # Only batches need turns: a chain that another source breaks repeats a few messages.
-    turns = Turns(client, settings.streams.cdc, settings.source.slot, stats)
-    return FastPipe(client, tail, stats, window, turns, stored)
-
-
-async def _is_fast(client: Client, settings: Settings) -> bool:
-    wanted = settings.delivery.ingest
-    stream = settings.streams.cdc
-    if wanted is IngestMode.CHAIN:
-        return False
-    offered = await offers_fast_ingest(client.jetstream(), client, stream)
-    # Falling back silently would hide that the server is not the one that was planned for.
-    if wanted is IngestMode.FAST and not offered:
-        raise FastIngestUnsupportedError(
-            f"the NATS server, or its stream {stream}, doesn't offer fast ingest"
-        )
-    return offered
 
 
 def _delivery(

@@ -99,7 +99,7 @@ class CatalogReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SchemaReport:
     """A change of a table to report before the current row, or when the stream has passed a
     position.
     """
@@ -112,7 +112,7 @@ class Told:
     resync: bool
 
 
-class Looked(NamedTuple):
+class FilesReading(NamedTuple):
     """A catalog reading's facts about a table's files, the LSN that it is not beyond, and the
     transaction id that would have come next.
     """
@@ -122,10 +122,10 @@ class Looked(NamedTuple):
     next_xid: int
 
 
-NOT_LOOKED = Looked("", 0, 0)
+NO_READING = FilesReading("", 0, 0)
 
 
-class Heard(NamedTuple):
+class TriggerMessage(NamedTuple):
     """The position of a message with the event trigger's prefix."""
 
     position: Position
@@ -188,8 +188,8 @@ class SchemaBook:
         position: Position,
         lsn: int,
         xid: int,
-        catalog: Looked = NOT_LOOKED,
-    ) -> Told | None:
+        catalog: FilesReading = NO_READING,
+    ) -> SchemaReport | None:
         """The change to report before the row at `position`, which has this shape; None if it is
         known.
 
@@ -218,7 +218,7 @@ class SchemaBook:
         )
         return self._next(token, known, entry, changes, resync=resync)
 
-    def _first(self, token: str, entry: Entry) -> Told:
+    def _first(self, token: str, entry: Entry) -> SchemaReport:
         earlier = self._entries.get(self._by_relation.get(entry.shape.relation_id, ""))
         if earlier is not None and not earlier.shape.columns and earlier.since <= entry.since:
             # The event trigger reported at its position that the table was renamed.
@@ -233,7 +233,7 @@ class SchemaBook:
 
     def _next(
         self, token: str, known: Entry, entry: Entry, changes: list[Change], *, resync: bool
-    ) -> Told:
+    ) -> SchemaReport:
         # It is no longer known what exactly was lost with the stream's tail: a mirror must not rely
         # on it.
         resync = resync or not known.told
@@ -253,10 +253,12 @@ class SchemaBook:
             entry = replace(entry, msg_id=f"{entry.msg_id}-{entry.version}")
         return self._enter(token, entry, changes, resync=resync)
 
-    def _enter(self, token: str, entry: Entry, changes: list[Change], *, resync: bool) -> Told:
+    def _enter(
+        self, token: str, entry: Entry, changes: list[Change], *, resync: bool
+    ) -> SchemaReport:
         self._entries[token] = entry
         self._by_relation[entry.shape.relation_id] = token
-        return Told(token, entry.shape, entry.msg_id, entry.version, changes, resync)
+        return SchemaReport(token, entry.shape, entry.msg_id, entry.version, changes, resync)
 
     def concerns(self, ddl: Ddl, position: Position) -> set[int]:
         """The relations of this book about which a message with the event trigger's prefix says
@@ -272,7 +274,7 @@ class SchemaBook:
 
     def hear(
         self, ddl: Ddl, position: Position, lsn: int, xid: int, now: Mapping[int, RelationNow]
-    ) -> list[Told]:
+    ) -> list[SchemaReport]:
         """Changes that the event trigger reported at this position: drops, renames and rewrites, in
         order.
 
@@ -282,7 +284,8 @@ class SchemaBook:
         if position <= self._reached:
             return []
         told = [
-            self._heard(ddl.event, table, Heard(position, lsn, xid), now) for table in ddl.tables
+            self._heard(ddl.event, table, TriggerMessage(position, lsn, xid), now)
+            for table in ddl.tables
         ]
         return [item for item in told if item is not None]
 
@@ -294,8 +297,8 @@ class SchemaBook:
         return None
 
     def _heard(
-        self, event: str, table: DdlTable, at: Heard, relations: Mapping[int, RelationNow]
-    ) -> Told | None:
+        self, event: str, table: DdlTable, at: TriggerMessage, relations: Mapping[int, RelationNow]
+    ) -> SchemaReport | None:
         known = self._heard_of(table.relation_id)
         now = relations.get(table.relation_id)
         if known is None:
@@ -320,7 +323,7 @@ class SchemaBook:
         )
         return self._next(token, known, gone, [change], resync=False)
 
-    def compare(self, reading: CatalogReading) -> list[Told]:
+    def compare(self, reading: CatalogReading) -> list[SchemaReport]:
         """Changes that the catalog shows and no row has reported; called when the stream has passed
         the reading.
         """
@@ -339,7 +342,7 @@ class SchemaBook:
 
     def _compare(
         self, table: CatalogTable, position: Position, reading: CatalogReading
-    ) -> Told | None:
+    ) -> SchemaReport | None:
         token = table_token(table.shape.schema, table.shape.name)
         known = self._entries.get(token)
         entry = Entry(
@@ -390,7 +393,7 @@ class SchemaBook:
             self._entries[token] = replace(known, shape=shape, storage=table.storage)
             self.adopted.add(token)
 
-    def _gone(self, reading: CatalogReading, position: Position) -> list[Told]:
+    def _gone(self, reading: CatalogReading, position: Position) -> list[SchemaReport]:
         """Tables that the publication no longer contains."""
         there = {table_token(table.shape.schema, table.shape.name) for table in reading.tables}
         renamed = {table.shape.relation_id: table.shape for table in reading.tables}

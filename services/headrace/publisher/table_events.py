@@ -11,7 +11,7 @@ from headrace.contract.schemas import ColumnShape, TableShape, fill
 from headrace.contract.values import Converter
 from headrace.pgoutput.messages import Relation, RelationColumn
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.schema_book import NOT_LOOKED, Looked
+from headrace.publisher.schema_book import NO_READING, FilesReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class TableEvents:
     # The events' `key`.
     event_key: tuple[str, ...] = ()
     # The catalog's facts about the table's files.
-    catalog: Looked = NOT_LOOKED
+    catalog: FilesReading = NO_READING
     # Whether the schema book was asked about this shape since its Relation message arrived.
     told: bool = False
     # Kinds of changes, with an old row and without, that use the fast path from here on if
@@ -69,7 +69,7 @@ class TableEvents:
             truncate=Kind.of(token, Operation.TRUNCATE),
             table=_table_shape(relation, facts, dict(shape.columns), primary_key),
             event_key=_event_key(shape, primary_key),
-            catalog=Looked(facts.storage, facts.lsn, facts.next_xid),
+            catalog=FilesReading(facts.storage, facts.lsn, facts.next_xid),
         )
 
     def deleted(self, known: Values) -> Values:

@@ -73,7 +73,7 @@ class Throttle:
 
 
 @dataclass(slots=True)
-class TicketOffice:
+class ChunkPermits:
     """The responder's side: gives permission while it is open, and reports the end for a while
     afterwards.
     """
@@ -96,7 +96,7 @@ class TicketOffice:
         """From here on no chunk may be published."""
         self._open = False
         self.throttle.forget(self.subject)
-        self._closing = asyncio.create_task(self._unsubscribe(), name="tickets-close")
+        self._closing = asyncio.create_task(self._unsubscribe(), name="permits-close")
 
     async def _unsubscribe(self) -> None:
         # A task that asks now gets a clear refusal; without an answer it would try until its

@@ -96,7 +96,7 @@ def new_snapshot_id() -> str:
     return f"snap-{int(time.time())}-{secrets.token_hex(4)}"
 
 
-class Desk:
+class SnapshotRequests:
     def __init__(
         self, scope: Scope, settings: Settings, client: Client, driver: SparkDriver, state: KeyValue
     ) -> None:

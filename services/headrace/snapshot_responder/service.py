@@ -23,7 +23,7 @@ from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
 from headrace.snapshot_responder.driver_process import SparkDriver
-from headrace.snapshot_responder.requests import Desk
+from headrace.snapshot_responder.requests import SnapshotRequests
 from headrace.timing.backoff import Backoff
 
 log = logs.logger("snapshot-responder")
@@ -49,7 +49,7 @@ async def _work(
     scope: Scope, settings: Settings, client: Client, state: KeyValue, _session: str
 ) -> None:
     driver = SparkDriver(settings)
-    desk = Desk(scope, settings, client, driver, state)
+    desk = SnapshotRequests(scope, settings, client, driver, state)
     scope.refreshers.append(desk.refresh)
     holding = scope.spawn("requests-kept", desk.keep())
     try:
@@ -64,7 +64,9 @@ async def _work(
         holding.cancel()
 
 
-async def _take_requests(scope: Scope, settings: Settings, client: Client, desk: Desk) -> None:
+async def _take_requests(
+    scope: Scope, settings: Settings, client: Client, desk: SnapshotRequests
+) -> None:
     backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
     while not scope.stopping.is_set():
         try:
@@ -74,7 +76,9 @@ async def _take_requests(scope: Scope, settings: Settings, client: Client, desk:
             await scope.pause(backoff.pause_s())
 
 
-async def _fetch(scope: Scope, settings: Settings, js: JetStreamContext, desk: Desk) -> None:
+async def _fetch(
+    scope: Scope, settings: Settings, js: JetStreamContext, desk: SnapshotRequests
+) -> None:
     """Pass requests on until the service stops, or NATS fails."""
     config = ConsumerConfig(
         ack_policy=AckPolicy.EXPLICIT,
@@ -88,7 +92,7 @@ async def _fetch(scope: Scope, settings: Settings, js: JetStreamContext, desk: D
     await scope.until_stopping(_fetch_loop(requests, desk))
 
 
-async def _fetch_loop(requests: JetStreamContext.PullSubscription, desk: Desk) -> None:
+async def _fetch_loop(requests: JetStreamContext.PullSubscription, desk: SnapshotRequests) -> None:
     while True:
         try:
             # One at a time: for more, nats-py waits until it has them all.

@@ -28,7 +28,7 @@ from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.process.failpoint import failpoint
 from headrace.settings import Compat, Settings
-from headrace.snapshot_responder.chunk_permits import Throttle, TicketOffice
+from headrace.snapshot_responder.chunk_permits import ChunkPermits, Throttle
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
 from headrace.snapshot_responder.driver_process import DriverLostError, PlanTotals, SparkDriver
 from headrace.snapshot_responder.numbering import ChunkNumbers
@@ -82,7 +82,7 @@ class Snapshot:
                 self.rows_estimated = held.rows_estimated
                 plan = self._plan(held)
                 failpoint("responder.holding")
-                async with self._tickets(plan):
+                async with self._permits(plan):
                     await _unless_lost(self._copy(plan), held.lost)
         # After the transaction is closed: PostgreSQL need not keep the snapshot while JetStream is
         # read.
@@ -122,7 +122,7 @@ class Snapshot:
                 tuple(ranges_of_task)
                 for ranges_of_task in deal(ranges, settings.snapshot.tasks_max)
             ),
-            tickets=subjects.chunk_permits(settings.source.slot, self.snapshot_id),
+            permits=subjects.chunk_permits(settings.source.slot, self.snapshot_id),
             encoding=settings.format.encoding,
             arrays=settings.format.arrays,
             json_values=settings.format.json_values,
@@ -135,8 +135,8 @@ class Snapshot:
         )
 
     @contextlib.asynccontextmanager
-    async def _tickets(self, plan: SnapshotPlan) -> AsyncIterator[None]:
-        office = TicketOffice(self.client, plan.tickets, self.numbers, self.throttle)
+    async def _permits(self, plan: SnapshotPlan) -> AsyncIterator[None]:
+        office = ChunkPermits(self.client, plan.permits, self.numbers, self.throttle)
         await office.open()
         try:
             yield

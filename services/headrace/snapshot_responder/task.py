@@ -277,7 +277,7 @@ class RangeCopy:
         """The chunk's number, which is the permission to publish it now."""
         size = len(chunk.body)
         return await chunk_permits.ask(
-            self._client, self._plan.tickets, self._range.index, index, chunk.rows, size
+            self._client, self._plan.permits, self._range.index, index, chunk.rows, size
         )
 
     async def _refer(self, number: int, head: dict[str, Any], chunk: Chunk) -> bytes:

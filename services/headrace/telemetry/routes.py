@@ -21,7 +21,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from headrace import log as logs
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.errors import HeadraceError
 from headrace.http.answers import refusal
 from headrace.http.authority import bears, is_loopback
@@ -141,7 +141,7 @@ class Routes:
         log.info("stop_requested", by="POST /shutdown", peer=request.remote)
         slot = self._settings.source.slot
         token = self._settings.process.shutdown_token
-        await client.publish(subjects.stop(slot), link.stop_command(slot, token))
+        await client.publish(subjects.stop(slot), participation.stop_command(slot, token))
         async with asyncio.timeout(self._settings.nats.flush_timeout_s):
             await client.flush()
         return web.Response(text="Shutdown initiated\n")

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from headrace import log as logs
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.errors import DecodeError
 from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.process.health import application, serving
@@ -65,7 +65,9 @@ async def _listen(scope: Scope, settings: Settings, suite: SuiteStatus, routes: 
             await _hear(client, settings, suite, export)
             scope.health.started()
             scope.spawn("stream-watch", StreamWatch(scope, settings, suite, client).run())
-            reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
+            reports = scope.spawn(
+                "reports", participation.take_part(scope, client, settings.source.slot)
+            )
             await scope.stopping.wait()
             await reports
             await asyncio.sleep(LAST_REPORTS_S)
@@ -81,7 +83,7 @@ async def _hear(
     async def report(message: Msg) -> None:
         service = message.subject.rpartition(".")[2]
         try:
-            found = link.decode_stats(message.data)
+            found = participation.decode_stats(message.data)
         except DecodeError as error:
             log.warning("report_ignored", service=service, reason=str(error))
             return

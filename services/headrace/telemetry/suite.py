@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.bus.link import Report
+from headrace.bus.participation import Report
 from headrace.lsn import format_lsn
 from headrace.metrics.counters import Stats
 from headrace.metrics.figure import PUBLISHER, READER, RESPONDER

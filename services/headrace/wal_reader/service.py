@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
-from headrace.bus import control, link, subjects
+from headrace.bus import control, participation, subjects
 from headrace.bus.frame import Opening, frame_name
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError, HeadraceError
@@ -214,7 +214,7 @@ class WalReaderService:
 
     def _connected(self) -> bool:
         if self._client.is_closed:
-            raise link.BusClosedError("the NATS client gave up")
+            raise participation.BusClosedError("the NATS client gave up")
         return bool(self._client.is_connected)
 
     @property

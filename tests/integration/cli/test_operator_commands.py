@@ -13,7 +13,7 @@ import asyncpg
 import nats
 import pytest
 
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.jetstream.provisioning import declared
@@ -274,7 +274,9 @@ async def test_status_shows_the_suite_and_says_where_to_look_when_there_is_none(
     async with service({**settings, "HEADRACE_STATS_INTERVAL_S": "0.1"}, "telemetry") as telemetry:
         await telemetry.readiness(200)
         client = await nats.connect(server.url)
-        stats = link.encode_stats({"ready": 0, "wal_messages": 7}, {"postgres": "standing by"})
+        stats = participation.encode_stats(
+            {"ready": 0, "wal_messages": 7}, {"postgres": "standing by"}
+        )
 
         async def report() -> None:
             # Again and again, as a service does: who falls silent is shown as silent.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nats
 
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.cli.watch.top_view import Past, spark
 from headrace.embedded.nats import EmbeddedNats
 from headrace.metrics.counters import Stats
@@ -48,7 +48,9 @@ async def told(telemetry: ServiceProcess, nats_url: str, slot: str) -> None:
         # Until it is heard: telemetry is connected a moment before it listens.
         while True:
             for name, stats in (("publisher", PUBLISHER), ("snapshot-responder", RESPONDER)):
-                await client.publish(subjects.stats(slot, name), link.encode_stats(stats, {}))
+                await client.publish(
+                    subjects.stats(slot, name), participation.encode_stats(stats, {})
+                )
             await asyncio.sleep(0.2)
 
     telling = asyncio.create_task(tell())

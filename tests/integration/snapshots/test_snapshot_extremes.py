@@ -19,7 +19,7 @@ from headrace.embedded.postgres import SUPERUSER
 from headrace.embedded.process import tied
 from headrace.settings import Settings
 from headrace.snapshot_responder import task
-from headrace.snapshot_responder.chunk_permits import TicketOffice
+from headrace.snapshot_responder.chunk_permits import ChunkPermits
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.spark.plan import SnapshotPlan
@@ -81,7 +81,7 @@ async def copied(
     async with held_snapshot(settings, request) as held:
         snapshot = Snapshot(settings, client, SparkDriver(settings), request, "snap-1")
         plan = snapshot._plan(held)
-        office = TicketOffice(client, plan.tickets, snapshot.numbers)
+        office = ChunkPermits(client, plan.permits, snapshot.numbers)
         await office.open()
         for number in range(len(plan.tasks)):
             await run(plan, number, settings)

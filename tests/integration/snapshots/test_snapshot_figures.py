@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.contract.events import decode
 from headrace.contract.naming import snapshot_progress_subject
 from headrace.metrics.counters import Stats
@@ -27,7 +27,7 @@ async def test_a_snapshot_is_seen_running_with_its_progress_and_then_completed(
     seen: list[Stats] = []
 
     async def note(message: Msg) -> None:
-        seen.append(link.decode_stats(message.data).stats)
+        seen.append(participation.decode_stats(message.data).stats)
 
     await consumer.client.subscribe(subjects.stats("snapshots", "snapshot-responder"), cb=note)
     async with asyncio.timeout(120):

@@ -25,7 +25,7 @@ from headrace.settings import (
     StreamSettings,
 )
 from headrace.snapshot_responder import chunk_permits, task
-from headrace.snapshot_responder.chunk_permits import SnapshotOverError, TicketOffice
+from headrace.snapshot_responder.chunk_permits import ChunkPermits, SnapshotOverError
 from headrace.snapshot_responder.driver import local_configuration
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkUnusableError
 from headrace.snapshot_responder.results import Results
@@ -78,7 +78,7 @@ async def test_a_repeated_task_gets_the_same_numbers_and_doubles_nothing(
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
         assert len(plan.tasks) > 2
-        office = TicketOffice(client, plan.tickets, snapshot.numbers)
+        office = ChunkPermits(client, plan.permits, snapshot.numbers)
         await office.open()
         first = await task._run(plan, 0, settings)
         # Cut short in its middle, as when its worker is killed.
@@ -123,7 +123,7 @@ async def test_a_copy_of_another_schemas_table_of_that_name_fails(
     await database.execute("CREATE TABLE next.t AS SELECT -id AS id, pad FROM app.t")
     async with held_snapshot(settings, SnapshotRequest("app=2Ft", "app", "t")) as held:
         snapshot, plan = planned(settings, client, held)
-        office = TicketOffice(client, plan.tickets, snapshot.numbers)
+        office = ChunkPermits(client, plan.permits, snapshot.numbers)
         await office.open()
         assert (await task._run(plan, 0, settings)).rows > 0
         # The table's lock doesn't keep its schema's name.
@@ -136,12 +136,12 @@ async def test_a_copy_of_another_schemas_table_of_that_name_fails(
 @contextlib.asynccontextmanager
 async def opened_office(
     settings: Settings, client: Client, bytes_per_s: int
-) -> AsyncIterator[tuple[Snapshot, SnapshotPlan, TicketOffice]]:
+) -> AsyncIterator[tuple[Snapshot, SnapshotPlan, ChunkPermits]]:
     """A planned snapshot, and the office that gives its tasks leave at this rate."""
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
         throttle = chunk_permits.Throttle(bytes_per_s)
-        office = TicketOffice(client, plan.tickets, snapshot.numbers, throttle)
+        office = ChunkPermits(client, plan.permits, snapshot.numbers, throttle)
         await office.open()
         yield snapshot, plan, office
 
@@ -194,7 +194,7 @@ async def test_an_incomplete_snapshot_is_noticed_before_its_meta_message(
 ) -> None:
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
-        office = TicketOffice(client, plan.tickets, snapshot.numbers)
+        office = ChunkPermits(client, plan.permits, snapshot.numbers)
         await office.open()
         for number in range(len(plan.tasks)):
             await task._run(plan, number, settings)

@@ -20,7 +20,7 @@ from headrace.settings import (
     Settings,
 )
 from headrace.snapshot_responder import task
-from headrace.snapshot_responder.chunk_permits import TicketOffice
+from headrace.snapshot_responder.chunk_permits import ChunkPermits
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.spark.request import SnapshotRequest
@@ -79,7 +79,7 @@ async def snapshot(settings: Settings, client: Client, table: str) -> bytes:
     async with held_snapshot(settings, request) as held:
         made = Snapshot(settings, client, SparkDriver(settings), request, f"snap-{table}")
         plan = made._plan(held)
-        office = TicketOffice(client, plan.tickets, made.numbers)
+        office = ChunkPermits(client, plan.permits, made.numbers)
         await office.open()
         for number in range(len(plan.tasks)):
             await task._run(plan, number, settings)

@@ -16,7 +16,7 @@ import aiohttp
 import nats
 from nats.aio.client import Client
 
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.embedded.nats import EmbeddedNats
 from headrace.metrics.counters import Stats
 from headrace.testing.database import Database
@@ -56,7 +56,7 @@ READER: Stats = {
 
 
 async def report(client: Client, names: Names, name: str, stats: Stats) -> None:
-    await client.publish(subjects.stats(names.slot, name), link.encode_stats(stats, {}))
+    await client.publish(subjects.stats(names.slot, name), participation.encode_stats(stats, {}))
     await client.flush()
 
 

@@ -28,7 +28,7 @@ from headrace.audit_writer import service, source
 from headrace.audit_writer.page import Page
 from headrace.audit_writer.service import EXPIRE_S, LOOK_S, AuditWriter
 from headrace.audit_writer.trail import FEEDERS, Trail
-from headrace.bus import link
+from headrace.bus import participation
 from headrace.consumer import RetentionGapError, StreamMissingError
 from headrace.embedded.ports import free_port
 from headrace.errors import HeadraceError, SettingError
@@ -92,7 +92,7 @@ def test_what_is_out_of_reach_is_waited_for_and_named(
 
 
 def test_a_client_that_gave_up_ends_the_process(scope: Scope) -> None:
-    with pytest.raises(link.BusClosedError):
+    with pytest.raises(participation.BusClosedError):
         writer(scope, is_closed=True)._blocked(OSError("no route"))
 
 
@@ -291,7 +291,9 @@ async def test_reports_are_kept_by_instance_as_long_as_they_count(
     await trail.listen(client)
     assert len(subscribed) == len(FEEDERS)
     monkeypatch.setattr(
-        link, "decode_stats", lambda data: SimpleNamespace(instance=data, reasons={"a": "b"})
+        participation,
+        "decode_stats",
+        lambda data: SimpleNamespace(instance=data, reasons={"a": "b"}),
     )
     trail._heard["publisher", "old"] = -1e9, {}
     for subject, hear in subscribed.items():

@@ -12,8 +12,8 @@ from typing import Any, cast
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from headrace.bus import link, signed, subjects
-from headrace.bus.link import Report
+from headrace.bus import participation, signed, subjects
+from headrace.bus.participation import Report
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
 from headrace.settings import ProcessSettings
@@ -47,7 +47,7 @@ class Bus:
     @property
     def reports(self) -> list[Report]:
         assert {subject for subject, _ in self.published} <= {subjects.stats("shop", "publisher")}
-        return [link.decode_stats(data) for _, data in self.published]
+        return [participation.decode_stats(data) for _, data in self.published]
 
     async def command_to_stop(self, token: str | None) -> None:
         stop = self.handlers[subjects.stop("shop")]
@@ -60,7 +60,7 @@ async def taking_part(bus: Bus, token: str | None = None) -> AsyncIterator[Scope
     process = ProcessSettings(shutdown_token=token, stats_interval_s=INTERVAL_S)
     async with asyncio.TaskGroup() as tasks:
         scope = Scope("publisher", process, tasks, Health("publisher"))
-        scope.spawn("link", link.take_part(scope, cast("Client", bus), "shop"))
+        scope.spawn("link", participation.take_part(scope, cast("Client", bus), "shop"))
         await asyncio.sleep(INTERVAL_S / 4)
         yield scope
         scope.stopping.set()

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from headrace.audit.query import Search
 from headrace.audit.settings import load_audit
 from headrace.cli.audit import read, up
-from headrace.cli.audit.beside import RunningSuite
 from headrace.cli.audit.environment import environment
+from headrace.cli.audit.trail_source import RunningSuite
 from headrace.cli.main import app
 from headrace.cli.up.view import View
 from headrace.errors import HeadraceError

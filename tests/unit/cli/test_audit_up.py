@@ -14,9 +14,14 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from headrace.audit.settings import load_audit
-from headrace.cli.audit import beside, up
-from headrace.cli.audit.beside import BesideError, RunningSuite, suite_beside, without_a_suites
+from headrace.cli.audit import trail_source, up
 from headrace.cli.audit.environment import environment, in_their_words, yes
+from headrace.cli.audit.trail_source import (
+    AttachError,
+    RunningSuite,
+    suite_beside,
+    without_a_suites,
+)
 from headrace.cli.setup import init, teardown
 from headrace.cli.up.view import View
 from headrace.embedded.process import AlreadyServedError
@@ -272,8 +277,8 @@ class Server:
         async def postgres(*_: object) -> AsyncIterator[Any]:
             yield self
 
-        monkeypatch.setattr(beside, "nats", nats)
-        monkeypatch.setattr(beside, "postgres", postgres)
+        monkeypatch.setattr(trail_source, "nats", nats)
+        monkeypatch.setattr(trail_source, "postgres", postgres)
 
     async def find_stream_name_by_subject(self, _: str) -> str:
         if self.stream is None:
@@ -325,7 +330,7 @@ async def test_a_trail_that_cannot_follow_the_suite_says_what_to_run(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], match: str
 ) -> None:
     Server("CDC", "a").install(monkeypatch)
-    with pytest.raises(BesideError, match=match):
+    with pytest.raises(AttachError, match=match):
         await suite_beside(environment(environ), environ)
 
 
@@ -337,10 +342,10 @@ async def test_a_run_cleans_up_if_its_user_asks_for_it(
 
     async def fail(one: up._AuditUp, *, once: bool) -> None:
         seen.append(one._cleanup and once)
-        raise BesideError("it failed")
+        raise AttachError("it failed")
 
     monkeypatch.setattr(up._AuditUp, "run", fail)
-    with pytest.raises(BesideError, match="it failed"):
+    with pytest.raises(AttachError, match="it failed"):
         await up.run(tmp_path / "a", once=True, verbose=False)
     assert seen == [True]
     await asyncio.sleep(0)

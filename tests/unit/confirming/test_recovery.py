@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from headrace.bus.link import BusClosedError
+from headrace.bus.participation import BusClosedError
 from headrace.confirming.recovery import BACKOFF_S, BACKOFF_S_MAX, follow_on
 from headrace.errors import HeadraceError
 from headrace.process.health import Health

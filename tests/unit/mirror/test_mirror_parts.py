@@ -11,7 +11,6 @@ from headrace.consumer.event import Event, of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.errors import SettingError
-from headrace.mirror.column_types import ValueKind, array_literal, kind_of
 from headrace.mirror.plan import Gone, Resync, coalesced, gone, reshaped, row_steps, shape
 from headrace.mirror.table import BootstrapRun, Column, Phase, Table, TableState
 from headrace.mirror.target import (
@@ -22,6 +21,7 @@ from headrace.mirror.target import (
     UpdateRow,
     target_of,
 )
+from headrace.mirror.value_kinds import ValueKind, array_literal, kind_of
 from headrace.verify.digest import Difference, Digests, differences, differing
 from headrace.verify.digest import RowFault as Wrong
 

@@ -10,11 +10,11 @@ import pytest
 
 from headrace.contract.exact import ExactText
 from headrace.contract.naming import split_table_token, table_token
-from headrace.mirror.column_types import array_literal
 from headrace.mirror.postgres import PostgresTarget, error_of, table_name
 from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import TargetAwayError
+from headrace.mirror.value_kinds import array_literal
 
 USERS = Table("app", 'us"ers', (Column("id", "integer"),), ("id",), ("id",))
 

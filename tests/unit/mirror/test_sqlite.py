@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from headrace.contract.exact import ExactText
-from headrace.mirror.column_types import as_json, as_list
 from headrace.mirror.sqlite import NameTakenError, SqliteTarget
 from headrace.mirror.table import Column, Phase, Table, TableState
 from headrace.mirror.target import (
@@ -33,6 +32,7 @@ from headrace.mirror.target import (
     opened,
     target_of,
 )
+from headrace.mirror.value_kinds import as_json, as_list
 
 ID = Column("id", "integer")
 USERS = Table("public", "users", (ID, Column("name", "text")), ("id",), ("id",))

@@ -13,9 +13,9 @@ from headrace.publisher.schema_book import (
     CatalogReading,
     CatalogTable,
     Entry,
-    Looked,
+    FilesReading,
     SchemaBook,
-    Told,
+    SchemaReport,
 )
 
 INT4 = 23
@@ -46,7 +46,7 @@ def typed(lsn: int, definitions: str, *columns: str) -> CatalogReading:
     return replace(reading(lsn), tables=(CatalogTable(made, "files"),))
 
 
-def reported(book: SchemaBook, *readings: CatalogReading) -> list[Told]:
+def reported(book: SchemaBook, *readings: CatalogReading) -> list[SchemaReport]:
     return [told for one in readings for told in book.compare(one)]
 
 
@@ -96,7 +96,10 @@ def test_a_file_from_long_ago_is_not_taken_for_a_later_one() -> None:
     """PostgreSQL's numbers of transactions come round: a small one may be older than any large one."""
     kept, xid = "1:7:5:0/columns/", 3_000_000_000
     book = SchemaBook()
-    assert book.check(shape("a"), Position(10, 0), 10, xid, Looked(kept, 10, xid + 1)) is not None
+    assert (
+        book.check(shape("a"), Position(10, 0), 10, xid, FilesReading(kept, 10, xid + 1))
+        is not None
+    )
     assert reported(book, reading(20, "a", files=kept, xid=xid + 2)) == []
 
 
@@ -106,7 +109,10 @@ def test_a_file_of_a_later_transaction_is_told_as_rewritten_also_where_the_numbe
     xid, later = 2**32 - 5, 7
     kept = f"1:7:{later}:0/columns/"
     book = SchemaBook()
-    assert book.check(shape("a"), Position(10, 0), 10, xid, Looked(kept, 10, later + 1)) is not None
+    assert (
+        book.check(shape("a"), Position(10, 0), 10, xid, FilesReading(kept, 10, later + 1))
+        is not None
+    )
     (told,) = reported(book, reading(20, "a", files=kept, xid=later + 2))
     assert told.changes == [{"change": "table_rewritten"}]
 

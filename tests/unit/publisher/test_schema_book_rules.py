@@ -12,7 +12,13 @@ from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.lsn import Position
 from headrace.postgres.ddl_trigger import Ddl, DdlTable
 from headrace.postgres.facts import CatalogSnapshot, RelationNow
-from headrace.publisher.schema_book import CatalogReading, CatalogTable, Entry, SchemaBook, Told
+from headrace.publisher.schema_book import (
+    CatalogReading,
+    CatalogTable,
+    Entry,
+    SchemaBook,
+    SchemaReport,
+)
 
 OLD, NEW = "1:7:5:0/columns/", "1:8:6:0/columns/"
 RETYPED = "1:8:6:0/others/"
@@ -30,7 +36,7 @@ def book(storage: str = OLD) -> SchemaBook:
 
 def heard(
     book: SchemaBook, event: str, now: RelationNow | None, table: DdlTable | None = None
-) -> list[Told]:
+) -> list[SchemaReport]:
     there = {} if now is None else {1: now}
     tables = (table or DdlTable(1, "public", "t"),)
     return book.hear(Ddl(event, tables), Position(20, 0), 20, 50, there)
@@ -40,7 +46,7 @@ def now(storage: str = OLD, name: str = "t", lsn: int = 30) -> RelationNow:
     return RelationNow("public", name, storage, lsn)
 
 
-def kinds(told: list[Told]) -> list[tuple[str, bool]]:
+def kinds(told: list[SchemaReport]) -> list[tuple[str, bool]]:
     return [(str(one.changes[0]["change"]), one.resync) for one in told]
 
 

@@ -149,7 +149,7 @@ def test_a_plan_survives_its_way_to_a_task() -> None:
         types={99_999: TypeInfo(TypeKind.ARRAY, element_oid=25, delimiter=";")},
         conditions=("(id > 1)",),
         tasks=((PageRange(0, '"s"."t"', 0, 4, 1),), (PageRange(1, '"s"."t"', 4, None, 1),)),
-        tickets="headrace.s.snapshot.snap-1",
+        permits="headrace.s.snapshot.snap-1",
         encoding=Encoding.JSON,
         arrays=ArrayForm.LIST,
         json_values=JsonForm.TEXT,

@@ -19,7 +19,7 @@ JUDGED = (
     "headrace.contract.values",
     "headrace.contract.scalars",
     "headrace.contract.arrays",
-    "headrace.mirror.column_types",
+    "headrace.mirror.value_kinds",
 )
 
 

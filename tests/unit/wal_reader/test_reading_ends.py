@@ -12,7 +12,7 @@ import pytest
 from nats.errors import Error as NatsError
 
 from headrace.bus.frame import FrameKind, Opening
-from headrace.bus.link import BusClosedError
+from headrace.bus.participation import BusClosedError
 from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.postgres.replication_errors import (

@@ -18,8 +18,14 @@ import socket
 from pathlib import Path
 
 from headrace.audit.settings import AuditSettings, load_audit
-from headrace.cli.audit.beside import NAME, STREAM, RunningSuite, suite_beside, without_a_suites
 from headrace.cli.audit.environment import environment, yes
+from headrace.cli.audit.trail_source import (
+    NAME,
+    STREAM,
+    RunningSuite,
+    suite_beside,
+    without_a_suites,
+)
 from headrace.cli.setup import init, teardown
 from headrace.cli.up.keeper import Keeper, cancelled, unless_told_to_stop
 from headrace.cli.up.view import CreatedObjects, View

@@ -16,7 +16,7 @@ import asyncpg
 import typer
 from nats.js.errors import NotFoundError
 
-from headrace.bus import link, subjects
+from headrace.bus import participation, subjects
 from headrace.cli.session import Screen, kind_and_name, nats, postgres, suite_of
 from headrace.cli.setup.init import PUBLICATION_MARK
 from headrace.errors import HeadraceError
@@ -157,7 +157,7 @@ async def _stop_suite(session: asyncpg.Connection, settings: Settings, reader: i
         async with nats(settings, "teardown") as (client, _):
             await client.publish(
                 subjects.stop(settings.source.slot),
-                link.stop_command(settings.source.slot, settings.process.shutdown_token),
+                participation.stop_command(settings.source.slot, settings.process.shutdown_token),
             )
             await client.flush()
         if await _released(session, settings.source.slot, _STOP_S):

@@ -23,7 +23,7 @@ _A_SUITES = ("HEADRACE_SLOT", "HEADRACE_PUB", "HEADRACE_ARCHIVE_URL")
 _SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()"
 
 
-class BesideError(HeadraceError):
+class AttachError(HeadraceError):
     """A suite delivers to this NATS, and the trail can't be attached to it."""
 
 
@@ -61,7 +61,7 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
     there = f"a suite already delivers to {shown(settings.nats)}, into the stream {stream}"
     # Another slot than the suite's would need another stream, but its subjects are taken.
     if own_slot and own_slot != environ.get("HEADRACE_SLOT", own_slot):
-        raise BesideError(
+        raise AttachError(
             f"{there}: a trail with its own slot needs a separate NATS",
             remedy=(
                 "Unset SLOT_NAME to follow that suite, or unset NATS_URL (and NATS_HOST) to "
@@ -70,7 +70,7 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
         )
     # A NATS may serve a suite of another database, whose changes are not these.
     if not await _has_slot(settings, slot):
-        raise BesideError(
+        raise AttachError(
             f"{there}, but its slot {slot} is not in database {settings.postgres.database}",
             remedy=(
                 "Use the environment of that suite (`. .headrace/env`), or unset NATS_URL "
