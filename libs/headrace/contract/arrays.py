@@ -17,7 +17,9 @@ from headrace.contract.exact import Inexact
 from headrace.contract.scalars import text
 from headrace.errors import DecodeError
 
+# `array_out` prints the bounds of all dimensions if one of them does not start at 1.
 _BOUNDS = re.compile(rb"(?:\[-?\d+:-?\d+\])+=")
+# Within quotes `array_out` escapes only a quote and a backslash.
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
@@ -40,6 +42,8 @@ class Lists:
 
         def document(value: bytes) -> object:
             nonlocal unclear
+            # A document that is a list looks like a further dimension, and the document `null` like
+            # SQL's NULL (docs/adr/0019).
             found = self.element(value)
             unclear = unclear or isinstance(found, Inexact) or value.lstrip()[:1] == b"["
             if isinstance(found, Inexact):
@@ -58,6 +62,7 @@ def parse_array(
     """The list that the literal denotes: NULL becomes None, `element` converts other texts."""
     bounds = _BOUNDS.match(literal)
     body = literal[bounds.end() :] if bounds else literal
+    # The split below would yield one empty element, which no array has without quotes.
     if body == b"{}":
         return []
     # One dimension without quotes is by far the usual array, and splitting it is much faster.
@@ -72,6 +77,7 @@ def parse_array(
 
 
 def _plain(part: bytes, element: Callable[[bytes], object]) -> object:
+    # Only without quotes: PostgreSQL quotes a text that reads NULL, in upper or lower case.
     if part == b"NULL":
         return None
     # PostgreSQL quotes an empty element, and one that contains a backslash.
@@ -80,6 +86,8 @@ def _plain(part: bytes, element: Callable[[bytes], object]) -> object:
     return element(part)
 
 
+# One pattern for each delimiter, of which there are few: a comma, a semicolon for box, and those of
+# extensions.
 @lru_cache
 def _tokens(delimiter: bytes) -> re.Pattern[bytes]:
     """An element or a brace, then its terminator; possessive, to prevent backtracking."""
@@ -119,6 +127,7 @@ def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: by
         del path[depth - closed :]
         at = token.end()
         more = bool(token["mark"])
+    # A second pair of braces after the first would be another list in `outer`.
     if len(path) != 1 or len(outer) != 1:
         raise DecodeError("an array literal is not one pair of braces")
     result: list[Any] = outer[0]

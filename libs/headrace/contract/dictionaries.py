@@ -15,7 +15,9 @@ import zstandard
 
 from headrace.errors import DecodeError
 
+# A low level, because events are compressed in the publisher's hot path.
 LEVEL = 1
+# Small, because a dictionary is a value in the state bucket, which every consumer reads.
 DICTIONARY_BYTES = 8 * 1024
 # Above this number the oldest are dropped, and loaded again when needed.
 KNOWN_MAX = 1024
@@ -58,6 +60,7 @@ def learn(dictionary: bytes) -> int:
 def decompressor(data: bytes) -> zstandard.ZstdDecompressor:
     """The decompressor of this frame."""
     dictionary_id = named_by(data)
+    # Chunks of snapshots are compressed without a dictionary, and their frames name none.
     if not dictionary_id:
         return zstandard.ZstdDecompressor()
     try:
@@ -71,6 +74,7 @@ def train(samples: Sequence[bytes]) -> bytes | None:
     try:
         return bytes(zstandard.train_dictionary(DICTIONARY_BYTES, list(samples)).as_bytes())
     except zstandard.ZstdError:
+        # zstd fails if there are too few samples or they share nothing. That is no error.
         return None
 
 
@@ -84,6 +88,7 @@ class Compressor:
 
     def __post_init__(self) -> None:
         made = zstandard.ZstdCompressionDict(self.dictionary)
+        # The level is part of a prepared dictionary, so both lines need the same one.
         made.precompute_compress(level=LEVEL)
         self.dictionary_id = int(made.dict_id())
         self._zstd = zstandard.ZstdCompressor(level=LEVEL, dict_data=made)

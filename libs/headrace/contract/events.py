@@ -22,12 +22,16 @@ from headrace.lsn import Position
 
 Payload = dict[str, Any]
 
+# In MessagePack these two bytes are small integers, and a payload is a map or a list: the first
+# byte tells the encodings apart.
 _JSON_FIRST = b"{["
+# A small compressed message must not be able to fill a reader's memory.
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 # Parts of an event that only its complete form has.
 _PARTS = frozenset({"old", "unchanged", "exact", "exact_old", "columns", "content"})
 
 
+# Raw headers are searched: the bulk parser leaves them unparsed (docs/adr/0015).
 _COMPLETE = re.compile(rb"^Headrace-Complete: *([0-9]+)", re.MULTILINE)
 # Headers of a publisher's arrays that doesn't write the other header yet.
 _FLOOR = re.compile(rb"^Headrace-Position: *[^ \r\n]+ ([0-9]+) ", re.MULTILINE)
@@ -203,6 +207,7 @@ def _decompressed(data: bytes, bytes_max: int) -> bytes:
     # A frame may declare its size, which would then be allocated even above the limit.
     if zstandard.frame_content_size(data) > bytes_max:
         raise ValueError(f"more than {bytes_max} bytes after decompression")
+    # A frame that declares no size stops at this limit instead.
     return dictionaries.decompressor(data).decompress(data, max_output_size=bytes_max)
 
 

@@ -64,6 +64,7 @@ def rows(payload: Mapping[str, Any]) -> Sequence[Row]:
     exact = payload.get("exact")
     if not exact:
         return data
+    # The index is text in MessagePack too, because JSON's keys can be nothing else.
     return [_merged(values, exact.get(str(place))) for place, values in enumerate(data)]
 
 

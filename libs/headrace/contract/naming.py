@@ -35,7 +35,9 @@ RESERVED_TOKENS: Final = frozenset({MESSAGES, "_gap"})
 
 _SEPARATOR = "=2F"
 _INNER_SLASH = "=2f"
+# An escape starts with `=`: KV keys don't allow a percent sign (docs/adr/0004).
 _OTHER_BYTE = re.compile(rb"[^A-Za-z0-9_-]")
+# `2f`, a slash within a name, is the only escape in lower case.
 _ESCAPE = re.compile(rb"=([0-9A-F]{2}|2f)")
 
 
@@ -66,6 +68,7 @@ def split_table_token(token: str) -> tuple[str, str]:
         result = (_decode(schema) if separator else PUBLIC, _decode(name))
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise DecodeError(f"{token!r} is not the token of a table") from error
+    # Encoded again, because several texts decode to one table, and only one of them is its token.
     if not all(result) or table_token(*result) != token:
         raise DecodeError(f"{token!r} is not the token of a table")
     return result
@@ -76,6 +79,7 @@ def _encode(name: str) -> str:
 
 
 def _encode_part(name: str) -> str:
+    # A slash in a name must not look like the separator (docs/adr/0004).
     return _encode(name).replace(_SEPARATOR, _INNER_SLASH)
 
 
@@ -100,6 +104,7 @@ def schema_subject(token: str) -> str:
 
 def message_subject(prefix: str) -> str:
     """The subject of messages from `pg_logical_emit_message`."""
+    # NATS forbids an empty token in a subject (docs/adr/0004).
     return f"{CDC}.{MESSAGES}.{_encode(prefix) or '='}"
 
 
@@ -107,6 +112,7 @@ def message_id(lsn: int, token: str, operation: Operation, repeat: int = 0) -> s
     """A change's `Nats-Msg-Id`; `repeat` counts the earlier changes that share its LSN, table and
     operation.
     """
+    # COPY and an INSERT of several rows write them in one WAL record, under one LSN.
     suffix = f"-{repeat}" if repeat else ""
     return f"{lsn:x}-{token}-{operation}{suffix}"
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from headrace.errors import DecodeError
 
+# Without them a value's text would depend on the role, the database and the server's configuration.
 SESSION_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "DateStyle": "ISO",
@@ -39,7 +40,9 @@ _REMEDY = (
     "Check that the role or the database doesn't override the session settings that Headrace sets"
 )
 
+# With lc_monetary C, PostgreSQL prints a dollar sign, commas and two decimals.
 _MONEY = re.compile(rb"-?\$[0-9,]+\.[0-9]{2}")
+# PostgreSQL omits the minutes and seconds of an offset if they are zero.
 _TIMETZ = re.compile(r"(\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d)((?::\d\d){0,2})")
 
 
@@ -98,6 +101,7 @@ def money(value: bytes) -> str:
 
 
 def binary(value: bytes) -> bytes:
+    # Without `\x` it would be bytea_output escape, in which the same bytes mean something else.
     if value[:2] != b"\\x":
         raise _unexpected("bytea", value)
     try:
@@ -123,6 +127,7 @@ def timestamp_utc(value: bytes) -> str:
     result = text(value)
     if result[10:11] == " " and result.endswith("+00"):
         return f"{result[:10]}T{result[11:-3]}Z"
+    # An offset other than UTC's means that the session setting is not in force.
     if _in_four_digit_years(result):
         raise _unexpected("timestamptz", value)
     return result

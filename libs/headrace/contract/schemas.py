@@ -18,6 +18,7 @@ from headrace.errors import DecodeError
 
 Change = dict[str, Any]
 
+# The OIDs of types whose modifier only limits the length. A higher limit changes no value.
 _VARCHAR = 1043
 _VARBIT = 1562
 _WIDENING_IS_FREE = frozenset({_VARCHAR, _VARBIT})
@@ -42,6 +43,7 @@ def fill(missing: bytes | None, convert: Converter) -> Fill | None:
     try:
         return Fill(native(convert(missing)), missing.decode())
     except (DecodeError, UnicodeDecodeError):
+        # Consumers copy the table if a column is `filled` and the value is unknown.
         return None
 
 
@@ -234,6 +236,7 @@ def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
     if (old.schema, old.name) != (new.schema, new.name):
         changes.append(renamed("from", old.schema, old.name))
         resync = True
+    # A table that was dropped and created again: no event removed the old one's rows.
     if old.relation_id != new.relation_id:
         changes.append({"change": "table_replaced"})
         resync = True
@@ -243,6 +246,7 @@ def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
         resync = resync or resync_publication
     column_changes, columns_resync = _column_differences(old, new)
     changes += column_changes
+    # Neither another key nor another replica identity changes a row, so neither needs a copy.
     if old.primary_key != new.primary_key:
         changes.append(
             {"change": "key_changed", "from": list(old.primary_key), "to": list(new.primary_key)}
@@ -262,7 +266,9 @@ def _publication_differences(old: TableShape, new: TableShape) -> tuple[list[Cha
     """Another membership, or another definition of the publication: changes in between were not
     published.
     """
+    # Rows that changed between two memberships have no events.
     joined = old.membership != new.membership
+    # Unknown on one side proves nothing: an earlier version did not store it.
     altered = bool(old.publication and new.publication) and old.publication != new.publication
     if not (joined or altered):
         return [], False
@@ -357,6 +363,8 @@ def _accounted(old: TableShape, new: TableShape) -> bool:
     """
     if old.relation_id != new.relation_id or not new.last_number:
         return False
+    # Without a stored number the highest known one is a lower bound: then more columns have to be
+    # accounted for, never fewer.
     before = old.last_number or max((column.number for column in old.columns), default=0)
     return {column.number for column in new.columns}.issuperset(
         range(before + 1, new.last_number + 1)
@@ -374,6 +382,8 @@ def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
         before = by_number.get(column.number) if column.number else None
         namesake = by_name.get(column.name)
         if (
+            # A name decides only where a number is unknown. A column with the same name and another
+            # number was dropped and added again.
             before is None
             and namesake is not None
             and not (same_table and column.number and namesake.number)
@@ -396,6 +406,8 @@ def _one_column(before: ColumnShape, after: ColumnShape) -> tuple[list[Change], 
                 "to": after.data_type,
             }
         )
+        # Any other change of a type may rewrite rows, which the stream does not show
+        # (docs/adr/0008).
         rewritten = not _free(before, after)
     if (before.is_nullable, before.column_default) != (after.is_nullable, after.column_default):
         changes.append({"change": "column_constraints_changed", "column": after.name})
@@ -404,5 +416,6 @@ def _one_column(before: ColumnShape, after: ColumnShape) -> tuple[list[Change], 
 
 def _free(before: ColumnShape, after: ColumnShape) -> bool:
     """Widening a varchar keeps every value as it is."""
+    # A modifier of -1 means no limit, so it is wider than any other.
     same = before.type_oid == after.type_oid and after.type_oid in _WIDENING_IS_FREE
     return same and (after.type_modifier == -1 or -1 < before.type_modifier <= after.type_modifier)

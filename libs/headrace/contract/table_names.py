@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from headrace.contract.naming import PUBLIC
 from headrace.errors import SettingError
 
+# A quote that does not close, or text after a closing one, fits neither form and is refused.
 _PART = re.compile(r'"((?:[^"]|"")*)"(?=\.|$)|([^".][^.]*)(?=\.|$)', re.DOTALL)
 
 
@@ -41,6 +42,7 @@ def listed(text: str) -> tuple[str, ...]:
             parts.append(part.strip())
             part = ""
             continue
+        # A quote in the middle of a name is part of it. A doubled one closes and opens again.
         if character == '"' and (inside or not part.strip() or part[-1] in '."'):
             inside = not inside
         part += character
@@ -95,6 +97,7 @@ def _owner_and_name(names: list[Name], text: str) -> tuple[Name | None, Name]:
     """The schema (None: public) and the table."""
     if len(names) == 1:
         return None, names[0]
+    # Quotes say where a name ends, so a third name can't be a part of the second.
     if len(names) > 2 and any(name.quoted for name in names):
         raise _refusal(text)
     # Without quotes the first dot separates, as it always did.

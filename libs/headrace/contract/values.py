@@ -117,6 +117,7 @@ _CONVERTERS: Final[Mapping[Encoding, Mapping[int, Converter]]] = MappingProxyTyp
             type_oids.JSON: native_json,
             type_oids.JSONB: native_json,
         },
+        # JSON has no form for NaN, infinity and bytes. Its documents are embedded as they are.
         Encoding.JSON: {
             **_SAME_IN_BOTH,
             type_oids.FLOAT4: scalars.number_or_name,
@@ -145,6 +146,7 @@ def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Convert
     """
     element_oid = type_oids.ELEMENT_OIDS.get(type_oid)
     if element_oid is not None:
+        # box is the only built-in type with another delimiter, because its own text has commas.
         return _array_converter(
             element_oid, ";" if element_oid == type_oids.BOX else ",", options, resolve
         )
@@ -153,6 +155,7 @@ def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Convert
     else:
         info = resolve(type_oid)
     if info is not None and info.kind == TypeKind.DOMAIN:
+        # A domain's values have the text of its base type, which may be a domain as well.
         return converter(info.base_oid, options, resolve)
     if info is not None and info.kind == TypeKind.ARRAY:
         return _array_converter(info.element_oid, info.delimiter, options, resolve)

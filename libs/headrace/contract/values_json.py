@@ -36,9 +36,13 @@ NESTING_MAX = 500
 
 _INT64_MIN = -(2**63)
 _UINT64_MAX = 2**64 - 1
+# 2**64 has 20 digits. `int` refuses texts of more than 4,300 digits with a ValueError, which would
+# look like malformed JSON.
 _INT_DIGITS_MAX = 20
 
+# Whole strings are matched too, so that brackets inside them don't count.
 _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+# PostgreSQL's text is valid UTF-8, so only an escape can denote half of a pair.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACES = b" \t\n\r"
 
@@ -59,6 +63,7 @@ def embedded_json(value: bytes) -> object:
         return _as_text(value)
     checked = text(value)
     embedded = orjson.Fragment(value)
+    # The embedded text has every digit, but ordinary parsers round it (docs/adr/0019).
     if _same_when_written(value) is None and isinstance(_looked_at(checked), Inexact):
         return Inexact(embedded, checked)
     return embedded
@@ -77,6 +82,7 @@ def native_documents(values: Sequence[bytes | None]) -> list[object] | None:
     documents = _same_when_written(whole)
     if not isinstance(documents, list) or len(documents) != len(values):
         return None
+    # A document `null` among them looks like NULL here, and only the closer look marks it.
     if documents.count(None) == values.count(None):
         return documents
     return None
@@ -106,6 +112,7 @@ def _same_when_written(value: bytes) -> object:
         written = orjson.dumps(document)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return None
+    # Spaces inside strings go as well, on both sides, where the strings are the same.
     if written.translate(None, _SPACES) == value.translate(None, _SPACES):
         return document
     return None
@@ -118,6 +125,7 @@ class _Look:
         self.lost = False
 
     def read(self, source: str) -> object:
+        # Python's parser accepts NaN and Infinity, which are not JSON.
         document: object = json.loads(
             source,
             parse_int=self._int,
@@ -151,6 +159,7 @@ def _looked_at(source: str) -> object:
         raise DecodeError(f"a json value of {len(source)} characters is not JSON") from None
     except RecursionError:  # called from too deep a stack for even NESTING_MAX
         return Inexact(source, source)
+    # Two escapes that form a pair are one character: only the decoded text shows a half.
     if _SURROGATE.search(source) and not _is_utf8(document):
         return Inexact(source, source)
     if look.lost or document is None:
@@ -180,6 +189,7 @@ def _exact_number(digits: str) -> float | str:
     """The double, if its shortest decimal form is the same number; else the digits."""
     number = float(digits)
     if number == 0:
+        # The double is also 0 for a number too small for it (1e-400), which is not zero.
         mantissa = digits.lower().partition("e")[0]
         if not mantissa.strip("-0."):
             return number
@@ -196,6 +206,7 @@ def _prints_as(number: float | str, digits: str) -> bool:
     printed = repr(number)
     if printed == digits:
         return True
+    # Python writes an exponent from 1e16 on, and PostgreSQL all digits: then the scale decides.
     if not isinstance(number, float) or "e" not in printed or "e" in digits.lower():
         return False
     return _scale(printed) == _scale(digits)
@@ -209,6 +220,7 @@ def _scale(digits: str) -> int:
 
 
 def _too_deep(value: bytes) -> bool:
+    # The number of brackets is an upper limit of the depth, and cheaper to find.
     if value.count(b"[") + value.count(b"{") <= NESTING_MAX:
         return False
     depth = 0
