@@ -59,6 +59,7 @@ async def place_of(
     if state.phase is not Phase.FOLLOWING:
         return MirrorProgress.BOOTSTRAPPING
     lanes = lanes_of(marks)
+    # In arrays of events each table has a separate position, its lane (docs/adr/0011).
     table_lane = f"{state.source}/{state.schema}.{state.name}"
     applied = [lanes[lane].position for lane in (state.source, table_lane) if lane in lanes]
     # Its rows contain changes from behind the LSN, which nobody can take out again.
@@ -78,6 +79,7 @@ async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> b
                 stream.name, seen + 1, subject=f"{CDC}.{state.token}.>", next=True
             )
         except NotFoundError:
+            # The caller knows that the stream is complete up to the LSN: nothing can still arrive.
             return False
         seen = int(message.seq or 0)
         for event in await events_of(

@@ -41,6 +41,7 @@ from headrace.verify.types import SqlType, types_of
 
 log = logs.logger("verify")
 
+# The mirror ends the hold after this time, so that a verifier that dies stops it only briefly.
 HOLD_S = 30.0
 ANSWER_S = 10.0
 LOOK_S = 0.1
@@ -127,9 +128,11 @@ class Verifier:
         # DDL that no row follows reaches the mirror late, so the first difference may be only that.
         if not verdict.equal:
             await asyncio.sleep(self.patience.again_s)
+            # The first comparison may have used up the time, and the second needs as much.
             verdict = await self._once(
                 token, max(deadline, time.monotonic() + self.patience.wait_s)
             )
+        # A reason such as other columns may be DDL that is still on its way to the mirror.
         while verdict.why and time.monotonic() < deadline:
             await asyncio.sleep(1.0)
             # The time may be over before the next comparison. Then the known reason says more than
@@ -196,6 +199,7 @@ class Verifier:
         stack.push_async_callback(self._hold, identity, None)
         try:
             request = SnapshotRequest(state.token, state.schema, state.name)
+            # A longer wait for older transactions would outlast the hold.
             settings = source.patient(self.settings, HOLD_S)
             held = await stack.enter_async_context(held_snapshot(settings, request))
         except TableRefusedError as error:
@@ -208,6 +212,7 @@ class Verifier:
         mirror holds anyway.
         """
         body = json.dumps({"lsn": lsn, "for_s": HOLD_S}).encode()
+        # A mirror that did not answer and continued is noticed later: it is past the LSN.
         with contextlib.suppress(nats.errors.NoRespondersError, TimeoutError):
             await self.client.request(subjects.hold(identity), body, timeout=ANSWER_S)
 
@@ -217,6 +222,7 @@ class Verifier:
     ) -> AsyncIterator[TargetReading]:
         """A reader of the mirror at exactly this LSN."""
         token = before.token
+        # After the hold the mirror continues, and would soon be past the LSN.
         until = min(deadline, time.monotonic() + HOLD_S)
         # Until then an event may still be on its way, and its absence from the stream proves
         # nothing.
@@ -267,6 +273,7 @@ class Verifier:
         key = state.live.key
         async with source.in_snapshot(self.settings, held) as connection:
             types = await types_of(connection, relation_of(state.schema, state.name))
+            # Without ONLY, PostgreSQL adds the rows of tables that inherit from this one.
             relations = [f"ONLY {storage.relation}" for storage in held.storages]
             where = " AND ".join(f"({condition})" for condition in held.conditions) or "true"
             table = SqlRows(connection, relations, names, self._source_error, key, where)
@@ -290,6 +297,8 @@ class Verifier:
             forms = [
                 in_postgres(types[name], there[name].name, lists=lists) for name in table.names
             ]
+            # Every column has the same type on both servers, so equal values have equal texts, and
+            # no row needs to leave a server (docs/adr/0024).
             if not any(forms):
                 return HashedThere(table), HashedThere(mirror)
             return HashedHere(table.rows, forms), HashedHere(mirror.rows, forms)

@@ -24,6 +24,7 @@ from headrace.verify.digest import (
 from headrace.verify.forms import Form
 from headrace.verify.sql_rows import SqlRows
 
+# The rows of ranges that differ are held in memory, for both sides.
 ROWS_COMPARED_MAX = 200_000
 
 

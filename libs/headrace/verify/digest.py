@@ -14,6 +14,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Any
 
+# More ranges make fewer rows to read again for one difference, and longer digests.
 RANGES = 1024
 _MODULUS = 1 << 128
 
@@ -92,6 +93,7 @@ def differences(
     source: Iterable[Row], mirror: Iterable[Row], places: Sequence[int], names: Sequence[str]
 ) -> list[Difference]:
     """The faults of the mirror's rows among these rows."""
+    # A table without a key may have the same row several times.
     wanted = Counter(source)
     there = Counter(mirror)
     missing = list((wanted - there).elements())
@@ -102,6 +104,7 @@ def differences(
     found = []
     for row in missing:
         key = key_of(row, places)
+        # Without a key nothing shows which of the extra rows a missing one became.
         if places and by_key.get(key):
             other = by_key[key].pop()
             columns = tuple(name for name, a, b in zip(names, row, other, strict=True) if a != b)

@@ -23,7 +23,9 @@ _FLOATS = frozenset({"real", "double precision"})
 _DOCUMENTS = frozenset({"json", "jsonb"})
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d(?:\.\d+)?)(\+00)?")
 _TIME_WITH_ZONE = re.compile(r"(.*[+-]\d\d)((?::\d\d)*)")
+# Python's parser and `_written` are recursive. A deeper document is compared as text.
 _NESTING_MAX = 300
+# 1e100000 would otherwise be written with all its zeros.
 _SHOWN_DIGITS_MAX = 2000
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _BLANKS = re.compile(r'("(?:[^"\\]|\\.)*")|\s+', re.DOTALL)
@@ -37,6 +39,8 @@ def same(value: Any) -> Any:
 def in_postgres(source: SqlType, mirror: str, *, lists: bool) -> Form | None:
     """For the texts of both PostgreSQLs; None where equal values have equal texts."""
     if source.name == "json" or (source.name == "jsonb" and mirror != "jsonb"):
+        # `json` keeps its writer's blanks and order of names, which a mirror need not keep
+        # (docs/adr/0024).
         return meaning
     if source.name == mirror:
         return None
@@ -139,10 +143,13 @@ def meaning(value: Any) -> Any:
     if deepest > _NESTING_MAX:
         return _BLANKS.sub(lambda match: match[1] or "", value)
     try:
+        # Digits as text: two different numbers may round to the same double.
         document = json.loads(
             value, parse_int=_Number, parse_float=_Number, parse_constant=_refused
         )
     except ValueError:
+        # An error would end the verification of the whole table. This text equals only the same
+        # text.
         return f"not json: {value}"
     return _written(document)
 

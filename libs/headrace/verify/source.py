@@ -61,6 +61,7 @@ async def in_snapshot(
 ) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
     """A connection that sees the rows of that snapshot."""
     given = settings.postgres
+    # The limit in HOLDER_SESSION is for catalog queries; to read a large table takes longer.
     session = {**NO_TIME_LIMITS, **HOLDER_SESSION, "statement_timeout": "0"}
     try:
         connection = await psycopg.AsyncConnection.connect(

@@ -98,16 +98,20 @@ def _hash(names: Sequence[str]) -> str:
 
 
 def _place(key_hash: str) -> str:
+    # 65,536 is a multiple of RANGES, so no range gets more hashes than another.
     return f"((get_byte({key_hash}, 0) * 256 + get_byte({key_hash}, 1)) % {RANGES})"
 
 
 def _number(name: str, first: int) -> str:
+    # In halves: PostgreSQL's widest integer has 64 bits. Their sums are numeric, which can't
+    # overflow.
     return f"('x' || encode(substring({name} FROM {first} FOR 8), 'hex'))::bit(64)::int8"
 
 
 async def settle(connection: psycopg.AsyncConnection[Any]) -> None:
     """Apply the settings to the connection's transaction."""
     for name, value in SESSION.items():
+        # Unlike SET, the function takes parameters; `true` limits it to the transaction.
         await connection.execute("SELECT pg_catalog.set_config(%s, %s, true)", [name, value])
 
 

@@ -16,6 +16,7 @@ _COLUMNS = """
 SELECT attname, atttypid::int8 FROM pg_attribute
 WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+# `typarray` decides: types such as name and point have an element type too, and are no arrays.
 _TYPES = """
 WITH RECURSIVE needed AS (
     SELECT DISTINCT atttypid AS oid FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0
