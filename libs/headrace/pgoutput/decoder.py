@@ -180,6 +180,7 @@ def _read_relation(data: bytes) -> tuple[Relation, int]:
 
 
 def _read_column(data: bytes, at: int) -> tuple[RelationColumn, int]:
+    # Protocol version 1 defines only this bit of the flags.
     is_key = bool(data[at] & 1)
     name, at = _read_string(data, at + 1)
     type_oid, type_modifier = _column_type(data, at)

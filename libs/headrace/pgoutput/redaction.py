@@ -15,6 +15,7 @@ def without(data: bytes, columns: Collection[int]) -> bytes:
     try:
         message = decode(data)
     except DecodeError:
+        # The caller wants to store the bytes, and a value that is not found can't be removed.
         return b""
     rows: list[tuple[bytes, Row | None]]
     if isinstance(message, Insert):

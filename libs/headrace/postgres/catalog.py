@@ -62,6 +62,7 @@ async def table_facts(
         [oid for oid, _ in column_types],
         [mod for _, mod in column_types],
     )
+    # One statement has one snapshot. A second one, for the types, needs a transaction to share it.
     if not user_oids:
         return _table_facts(
             await connection.fetch(queries.FACTS, *arguments), column_types, {}, xid
@@ -122,6 +123,7 @@ async def relations_now(
     transaction `xid`.
     """
     rows = await connection.fetch(queries.NOW, list(relation_ids), xid)
+    # A dropped relation has a row without a name, because `seen` needs an answer for it too.
     there = [row for row in rows if row["name"] is not None]
     return {
         row["relation_id"]: RelationNow(row["schema"], row["name"], row["storage"], row["lsn"])
@@ -292,6 +294,7 @@ def _table_reading(
         tuple(keys["primary_key"] or ()),
         keys["membership"] or 0,
         storage.get("storage", ""),
+        # With a column list the numbers of the other columns would look unaccounted for.
         rows[0]["last_number"] if rows and len(shown) == len(rows) else 0,
         storage.get("definitions", ""),
     )

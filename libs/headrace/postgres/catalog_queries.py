@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from headrace.postgres.type_definitions import DEFINITIONS_OF
 
+# The subscript handler identifies arrays: types such as name and point have an element type too. An
+# array's text is separated by its element type's delimiter.
 TYPES = """
 WITH RECURSIVE wanted AS (
     SELECT t.oid, t.typtype, t.typbasetype, t.typelem, t.typcategory, t.typsubscript, t.typdelim

@@ -56,6 +56,7 @@ BROKEN = (
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
 )
+# SQLSTATEs of a server that starts, stops or is full, and of a lost connection.
 _PASSING = frozenset(
     {"57P01", "57P02", "57P03", "08000", "08001", "08003", "08004", "08006", "53300"}
 )
@@ -69,7 +70,9 @@ def where(settings: PostgresSettings) -> str:
 
 def explained(sqlstate: str | None, message: str, settings: PostgresSettings) -> PostgresError:
     """The suite's error for a refusal of the server."""
+    # libpq's messages have several lines, and a log line or an error message has one.
     text = " ".join(message.split()).removeprefix("FATAL:").strip().removesuffix(".")
+    # Without a SQLSTATE the cause is usually the network, TLS or a time-out.
     if sqlstate is None or sqlstate in _PASSING:
         if sqlstate is None and "certificate" in text.lower():
             remedy = _CERTIFICATE_REMEDY
@@ -132,6 +135,7 @@ async def connect(
         "database": settings.database,
     }
     if settings.host is None and "PGHOST" not in os.environ and "PGSERVICE" not in os.environ:
+        # asyncpg would look for Unix sockets first; docs/settings.md promises localhost.
         given["host"] = "localhost"
     try:
         return await asyncpg.connect(

@@ -21,6 +21,8 @@ PREFIX = "headrace_ddl"
 SCHEMA = "headrace_ddl"
 TRIGGERS = ("headrace_ddl_end", "headrace_ddl_drop", "headrace_ddl_rewrite")
 
+# The function fixes its search_path, because it runs in the session of the user that executes the
+# DDL. PostgreSQL has no CREATE OR REPLACE for event triggers, so they are dropped first.
 INSTALL = f"""
 CREATE SCHEMA IF NOT EXISTS {SCHEMA};
 COMMENT ON SCHEMA {SCHEMA} IS 'made by headrace init';
@@ -86,6 +88,7 @@ class Ddl:
 
 def claim(message: LogicalMessage) -> Ddl | None:
     """A message that claims to be the trigger's; None if it isn't, or isn't valid."""
+    # The trigger's messages are transactional, so that DDL that is rolled back is never reported.
     if not message.transactional or message.prefix != PREFIX:
         return None
     try:

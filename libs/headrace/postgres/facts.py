@@ -129,6 +129,7 @@ class CatalogSnapshot:
     def parse(cls, text: str) -> CatalogSnapshot:
         """PostgreSQL's `xmin:xmax:running,…`."""
         xmin, xmax, running = text.split(":")
+        # The stream has the lower 32 bits of an id; `precedes` masks the other two.
         return cls(
             int(xmin),
             int(xmax),

@@ -34,6 +34,7 @@ _Read = Callable[[asyncpg.Connection], Awaitable[tuple[T, bool]]]
 RETRY_S = 0.5
 # Not forever: if this very slot counts as a synchronous standby, the transaction waits for it.
 VISIBLE_TIMEOUT_S = 10.0
+# Usually a moment: PostgreSQL decodes a commit shortly before other sessions see it.
 VISIBLE_POLL_S = 0.002
 
 
@@ -91,6 +92,8 @@ class RelationFacts:
                 self._connection = await connection.connect(
                     self._settings.postgres, self._application_name
                 )
+            # Longer than the wait for visibility, which ends with an answer. A TimeoutError is an
+            # OSError, and so one of `BROKEN`.
             async with asyncio.timeout(
                 VISIBLE_TIMEOUT_S + self._settings.postgres.connect_timeout_s
             ):
@@ -118,5 +121,6 @@ class RelationFacts:
 
     async def close(self) -> None:
         if self._connection is not None:
+            # Closing in order would wait for a server that may not answer.
             self._connection.terminate()
             self._connection = None

@@ -175,6 +175,7 @@ class ReplicationConnection:
         """A walsender decodes each transaction inside its own one, which the server would end for
         its age.
         """
+        # libpq's number for 17.2 is 170002.
         if has_transaction_timeout(self._pg.server_version // 10_000):
             await self._query(NO_TRANSACTION_TIMEOUT)
 
@@ -274,6 +275,7 @@ class ReplicationConnection:
         # A publication's name goes through the plugin's own list syntax, inside a string literal.
         name = quote_literal(quote_name(publication))
         options = f"proto_version '1', publication_names {name}, messages 'true'"
+        # PostgreSQL replaces an LSN before the slot's confirmed one, such as 0/0, by that one.
         command = f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL 0/0 ({options})"
         async with self._in_time(_ANSWER_TIMEOUT_S):
             self._pg.send_query(command.encode())

@@ -108,4 +108,6 @@ def state_of_refusal(text: str) -> str | None:
         if "database" in text:
             return "3D000"
         return "28000"
+    # Also for a server whose lc_messages is another language: the error then counts as temporary,
+    # and has no remedy for its cause.
     return None
