@@ -22,6 +22,7 @@ from headrace.snapshot_responder.other_suites import Neighbours
 from headrace.snapshot_responder.request_pairing import Answer, Pairing, View, may_be_told
 
 PAIRING_PATIENCE_S = 5.0
+# Above the default of HEADRACE_SNAPSHOT_REQUESTS_MAX, so that it contains all held requests.
 _JUDGED_MAX = 4096
 
 
@@ -81,6 +82,7 @@ class RequestAnswers:
 
     async def _tell_unstored(self, view: View, reply: str) -> None:
         with contextlib.suppress(NatsError, TimeoutError):
+            # That suite's responder answers: a rejection from here would contradict it.
             if await self._neighbours.have(token_of(view[0])):
                 return
             if await self._are_queued(view[0]):
@@ -112,6 +114,7 @@ class RequestAnswers:
     async def send(self, reply: str, body: dict[str, Any]) -> None:
         if not reply or not may_be_told(reply):
             return
+        # Callers also find the outcome on the INIT stream, so a lost answer harms nobody.
         with contextlib.suppress(NatsError):
             await self._client.publish(reply, encode(body, self._settings.format.encoding))
 

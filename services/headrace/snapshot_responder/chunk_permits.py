@@ -29,6 +29,7 @@ log = logs.logger("snapshot-responder")
 
 TICKET_TIMEOUT_S = 5.0
 TICKET_PATIENCE_S = 20.0
+# Tasks ask again at least this often, so that they notice the end of a snapshot soon.
 WAIT_S_MAX = 2.0
 _RETRY_S = 0.25
 
@@ -129,6 +130,7 @@ class ChunkPermits:
         else:
             wait_s = self.throttle.wait_s((self.subject, page_range, index), size, time.monotonic())
         if wait_s > 0:
+            # A float even if it is a whole number: an int would be a chunk's number.
             return float(wait_s)
         return self.numbers.number(page_range, index, rows, size)
 
@@ -147,6 +149,7 @@ async def ask(
         except (NatsError, TimeoutError) as error:
             if time.monotonic() > deadline:
                 raise SnapshotOverError("the responder of the snapshot is gone") from error
+            # The responder may be reconnecting to NATS. The same chunk gets the same number later.
             await asyncio.sleep(_RETRY_S)
             continue
         if answer is False:

@@ -110,6 +110,7 @@ class ChunkCutter:
         ends = block.ends
         at = 0
         while at < len(offsets) - 1:
+            # `ends` includes the exact texts, which are in the same message.
             fitting = bisect_right(ends, ends[at] + self.bytes_max - self._bytes, at) - 1
             end = min(fitting, at + self.rows_max - self._rows)
             if end > at:
@@ -145,9 +146,11 @@ def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: boo
     if chunk.exact:
         head = {**head, "exact": {str(row): texts for row, texts in chunk.exact.items()}}
     if encoding is Encoding.JSON:
+        # In a block every row ends in a comma, and JSON allows none after the last.
         rows = memoryview(chunk.body)[:-1]
         payload = b"".join((orjson.dumps(head)[:-1], b',"data":[', rows, b"]}"))
     else:
+        # By default the packer would return and forget each part.
         packer = msgpack.Packer(autoreset=False)
         packer.pack_map_header(len(head) + 1)
         for key, value in head.items():

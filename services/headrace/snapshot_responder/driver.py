@@ -119,6 +119,7 @@ def local_configuration(settings: SnapshotSettings, folder: Path) -> dict[str, s
         "spark.driver.memory": f"{settings.spark_memory_mib}m",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # The serial collector and the first compiler need the least memory and time to start.
         "spark.driver.extraJavaOptions": (
             "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:MaxMetaspaceSize=192m"
         ),
@@ -158,6 +159,8 @@ class Driver:
         """Until the responder closes the pipe, or is gone."""
         for message in _frames(requests):
             if message["op"] == "run":
+                # A daemon, so that a plan that hangs does not keep the process when its input has
+                # ended.
                 work = threading.Thread(
                     target=self._run,
                     args=(message["job"], message["plan"]),
@@ -197,7 +200,10 @@ class Driver:
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job)
         tasks = task_count(plan)
         with watched(spark, job, functools.partial(self._tell, job), remote=remote):
+            # One partition for each task, so that Spark repeats a failed one without the others.
             rows = spark.range(0, tasks, 1, tasks).mapInArrow(_mapper(plan), _TASK_SCHEMA).collect()
+        # Tasks return the errors that another attempt would not avoid: Spark would repeat a task
+        # that raises.
         for row in rows:
             if row["error"]:
                 raise SparkError(row["error"])
@@ -252,6 +258,7 @@ def _frames(stream: BinaryIO) -> Iterator[driver_protocol.Message]:
     while len(head := stream.read(driver_protocol.LENGTH.size)) == driver_protocol.LENGTH.size:
         (length,) = driver_protocol.LENGTH.unpack(head)
         body = stream.read(length)
+        # The responder ended in the middle of a message.
         if len(body) < length:
             return
         yield driver_protocol.unpack(body)

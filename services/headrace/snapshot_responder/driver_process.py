@@ -120,6 +120,7 @@ class SparkDriver:
             await self._send(child, {"op": "run", "job": job, "plan": plan})
             return await done
         except asyncio.CancelledError:
+            # A driver that is gone runs nothing that would have to be cancelled.
             with contextlib.suppress(DriverLostError):
                 await self._send(child, {"op": "cancel", "job": job})
             raise
@@ -249,6 +250,7 @@ def _deliver(child: _Child, message: driver_protocol.Message) -> None:
             tell(message["done"], message["tasks"])
         case "done" | "failed" as outcome:
             future = child.jobs.get(message["job"])
+            # The snapshot may have been cancelled while its answer was on its way.
             if future is None or future.done():
                 return
             if outcome == "done":
@@ -259,6 +261,7 @@ def _deliver(child: _Child, message: driver_protocol.Message) -> None:
 
 async def _frames(process: asyncio.subprocess.Process) -> AsyncIterator[driver_protocol.Message]:
     assert process.stdout is not None
+    # The pipe's end is the child's end, for which `_follow` finds the exit code.
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
             (length,) = driver_protocol.LENGTH.unpack(
@@ -282,5 +285,6 @@ async def _relay(child: _Child) -> None:
 
 
 def _kill_session(process: asyncio.subprocess.Process) -> None:
+    # Every process of the session may have ended already.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

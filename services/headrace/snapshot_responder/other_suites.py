@@ -20,6 +20,7 @@ from headrace.settings import Settings
 
 log = logs.logger("snapshot-responder")
 
+# The first delay is short, because usually the other suite takes the request next.
 HAND_ON_S = 0.02
 HAND_ON_S_MAX = 5.0
 
@@ -37,6 +38,7 @@ class Neighbours:
             schemas = await self._client.jetstream().key_value(self._settings.streams.schemas)
             source = decode((await schemas.get(token)).value or b"").get("source")
         except (BucketNotFoundError, KeyNotFoundError, DecodeError):
+            # Without an entry no other suite has announced the table, so this one judges it.
             return False
         return source is not None and source != self._settings.source.slot
 
@@ -44,6 +46,7 @@ class Neighbours:
         """Return a request for another suite to the queue; with longer delays while that suite is
         away.
         """
+        # Beyond ten doublings the maximum applies in any case; the exponent stays small.
         delay_s = min(HAND_ON_S * 2 ** min(message.metadata.num_delivered, 10), HAND_ON_S_MAX)
         log.debug("request_handed_on", subject=message.subject, delay_s=delay_s)
         await message.nak(delay_s)

@@ -79,6 +79,7 @@ class PackedRows:
             for piece in pack(column)
         ]
         if len(pieces) > 1:
+            # The last argument is the separator.
             rows = pc.binary_join_element_wise(*pieces, _EMPTY)
         else:
             rows = pieces[0]
@@ -124,6 +125,7 @@ def _documents(prefix: bytes, otherwise: Packing) -> Packing:
     """
     pack = msgpack.Packer().pack
     just_prefix = _binary([prefix])[0]
+    # Random, so that nobody can write a document that contains it.
     mark = os.urandom(16)
     cut = bytes(pack(mark))
 
@@ -140,6 +142,7 @@ def _documents(prefix: bytes, otherwise: Packing) -> Packing:
             parts = bytes(pack(marked))[_ARRAY_HEAD if len(marked) >= _ARRAY_SHORT else 1 :].split(
                 cut
             )
+            # Not impossible: a document may contain the mark by chance.
             if len(parts) != len(some) + 1:
                 return otherwise(column)
             elements += parts[:-1]

@@ -76,6 +76,8 @@ class Pairing(Generic[Outcome]):
 
     def expire(self, now: float) -> list[tuple[View, str]]:
         """Drop what waited too long; returns reply subjects of requests never stored."""
+        # Outcomes that no view claimed: the request was sent before we subscribed, or its view was
+        # lost.
         list(_expired(self._outcomes, now - self.patience_s))
         return [
             (view, reply) for view, reply in _expired(self._replies, now - self.patience_s) if reply

@@ -30,6 +30,7 @@ log = logs.logger("snapshot-responder")
 RETRY_S = 0.5
 STRAGGLERS_S = 5.0
 _POLL_S = 0.1
+# If the responder dies before it deletes the consumer, the server does so.
 _COUNT_CONSUMER_TTL_S = 10.0
 _NOT_PUBLISHED = "table_not_in_publication"
 
@@ -58,6 +59,8 @@ class Results:
         """Publish `init.error.{token}`; waits for an unavailable NATS as long as it takes."""
         log.warning("snapshot_failed", snapshot_id=snapshot_id, token=token, reason=error)
         payload = self._error(table, snapshot_id, error, available)
+        # A repetition after a lost acknowledgement is a duplicate, which JetStream drops within its
+        # window.
         headers: dict[str, Any] = {Header.MSG_ID: f"{snapshot_id}-{suffix}"}
         while True:
             try:
@@ -136,6 +139,7 @@ class Results:
         manager = self.client.jsm()
         info = await manager.add_consumer(self.settings.streams.init, config)
         await manager.delete_consumer(self.settings.streams.init, info.name)
+        # A consumer that delivered nothing yet has every chunk pending.
         return info.num_pending or 0
 
     async def completed(self, token: str, snapshot_id: str) -> bool:

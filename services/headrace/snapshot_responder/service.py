@@ -57,10 +57,12 @@ async def _work(
         scope.health.started()
         await _take_requests(scope, settings, client, desk)
     finally:
+        # Before the driver ends: a snapshot that loses it would start another one.
         with scope.waiting_for("unfinished snapshots to be returned"):
             await desk.close()
         with scope.waiting_for("Spark's driver to end"):
             await driver.close()
+        # Only now: a request that is not returned yet must not be redelivered meanwhile.
         holding.cancel()
 
 
@@ -80,6 +82,7 @@ async def _fetch(
     scope: Scope, settings: Settings, js: JetStreamContext, desk: SnapshotRequests
 ) -> None:
     """Pass requests on until the service stops, or NATS fails."""
+    # Held requests stay unacknowledged, so `max_ack_pending` limits their number.
     config = ConsumerConfig(
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=settings.snapshot.ack_wait_s,
@@ -98,6 +101,7 @@ async def _fetch_loop(requests: JetStreamContext.PullSubscription, desk: Snapsho
             # One at a time: for more, nats-py waits until it has them all.
             messages = await requests.fetch(1, timeout=FETCH_WAIT_S)
         except TimeoutError:
+            # nats-py reports an empty queue as a time-out.
             continue
         for message in messages:
             await desk.take(message)

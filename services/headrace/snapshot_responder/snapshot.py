@@ -99,6 +99,7 @@ class Snapshot:
         """
         if self.driver.state == "running":
             return
+        # If the cause lasts, the copy meets it again, and deals with it.
         with contextlib.suppress(ChangedMeanwhileError, DriverLostError):
             there = await describe_table(self.settings, self.request)
             # An empty table needs no Spark.
@@ -156,6 +157,7 @@ class Snapshot:
                     self.snapshot_id, plan.pack(), self._told
                 )
             except DriverLostError as error:
+                # Another run is safe: the transaction is still held, and chunks keep their numbers.
                 losses += 1
                 log.warning(
                     "spark_lost", snapshot_id=self.snapshot_id, losses=losses, reason=str(error)
@@ -191,6 +193,7 @@ class Snapshot:
                 "tasks": self.tasks,
                 "tasks_done": self.tasks_done,
             }
+            # Progress is only informative: a copy must not fail for it.
             with contextlib.suppress(NatsError):
                 await self.client.publish(subject, encode(body, self.settings.format.encoding))
             await asyncio.sleep(self.settings.snapshot.progress_interval_s)
@@ -286,4 +289,5 @@ async def _unless_lost(work: Any, lost: asyncio.Event) -> None:
     finally:
         losing.cancel()
         copying.cancel()
+        # Both use what the caller closes next.
         await asyncio.wait({copying, losing})

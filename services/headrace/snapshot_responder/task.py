@@ -112,6 +112,7 @@ def run_task(packed_plan: bytes, task: int) -> TaskResult:
     try:
         return uvloop.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
     except HeadraceError as error:
+        # Spark repeats a task only if it raises.
         if error.retry:
             raise
         return TaskResult(error=str(error))
@@ -127,6 +128,8 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> TaskResult:
             copy = RangeCopy(plan, page_range, client)
             try:
                 await copy.run(connection)
+                # After the COPY, which locks the table until the transaction ends: its name can't
+                # change any more, but may have changed before.
                 await check_name(connection, page_range)
             except asyncpg.LockNotAvailableError as error:
                 raise GaveWayError(
@@ -154,6 +157,7 @@ async def _connected(
         await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         # All tasks of all machines see the moment that the responder's transaction holds.
         await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(plan.exported)}")
+        # After the snapshot was imported: a task that comes too late for it needs no NATS.
         client = await connect_once(settings.nats, "headrace-snapshot-task")
         try:
             yield connection, client
