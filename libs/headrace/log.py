@@ -39,6 +39,7 @@ class EventLogger:
         self, level: int, event: str, fields: dict[str, object], error: BaseException | None = None
     ) -> None:
         if self._logger.isEnabledFor(level):
+            # As an argument: a percent sign in an event is not a format.
             self._logger.log(level, "%s", event, extra={"fields": fields}, exc_info=error)
 
     def debug(self, event: str, **fields: object) -> None:
@@ -120,7 +121,9 @@ def configure(service: str, *, level: str, form: LogFormat, stream: TextIO | Non
     handler = logging.StreamHandler(out)
     handler.setFormatter(_LineFormatter(service, form, coloured=out.isatty()))
     root = logging.getLogger()
+    # Handlers that a library installed would print each record twice, in another format.
     root.handlers[:] = [handler]
+    # Libraries log only warnings; the setting is about the suite's own events.
     root.setLevel(logging.WARNING)
     logging.getLogger("headrace").setLevel(level.upper())
     # It warns about old servers even when the server is recent.

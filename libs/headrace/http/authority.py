@@ -11,6 +11,7 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
+        # Other names are not resolved: the address may be another one when the port is opened.
         return host == "localhost"
 
 
@@ -19,4 +20,5 @@ def bears(authorization: str, token: str | None) -> bool:
     scheme, _, given = authorization.partition(" ")
     if not token or scheme.lower() != "bearer":
         return False
+    # As bytes: it refuses texts with characters beyond ASCII.
     return hmac.compare_digest(given.strip().encode(), token.encode())

@@ -44,6 +44,7 @@ class Door:
 
         @web.middleware
         async def in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
+            # aiohttp calls a middleware when the head has arrived, before it reads the body.
             self._silent.discard(request.protocol)
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -68,6 +69,7 @@ class Door:
         assert server is not None, "the runner was set up"
 
         def come_in() -> asyncio.BaseProtocol:
+            # The event loop has accepted the connection by now, so it can only be closed again.
             if len(server.connections) >= self._connections_max:
                 return _Refused()
             handler = server()

@@ -41,6 +41,7 @@ class Counters:
         """Add to one series; `labels` are its label values joined with blanks."""
         assert key in _BY_KEY, key
         held = self._series.setdefault(key, {})
+        # Each series costs memory here and in Prometheus, and a label may be a table's name.
         if labels not in held and len(held) >= SERIES_MAX:
             labels = " ".join([OTHER, *labels.split(" ")[1:]])
         held[labels] = held.get(labels, 0) + by
@@ -53,6 +54,7 @@ class Counters:
             held = [0.0] * (len(bounds) + 2)
             self._histograms[key] = held
         held[0] += value
+        # A value equal to a bound belongs to its bucket, as Prometheus's `le` requires.
         held[1 + bisect_left(bounds, value)] += 1
 
     def set(self, key: str, value: float) -> None:
@@ -98,4 +100,5 @@ def quantile(figure: str, held: Value | None, share: float) -> float | None:
             return floor + (bound - floor) * (share * total - seen) / number
         seen = seen + number
         floor = bound
+    # Of values above the last bound only that bound is known.
     return floor

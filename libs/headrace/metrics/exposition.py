@@ -33,6 +33,7 @@ class _Suite(Collector):
                 value = stats.get(figure.key)
                 if value is not None:
                     _add(family, figure, [service, self._source], value)
+            # Without samples only the metric's description would be shown.
             if family.samples:
                 yield family
 
@@ -51,6 +52,7 @@ def _family(figure: Figure) -> Metric:
 def _add(family: Metric, figure: Figure, own: list[str], value: Value) -> None:
     """The samples of one service; skips values of the wrong type."""
     if isinstance(family, HistogramMetricFamily):
+        # During an upgrade a service of another version may report other buckets.
         if isinstance(value, list) and len(value) == len(figure.bounds) + 2:
             bounds = [*(f"{bound:g}" for bound in figure.bounds), "+Inf"]
             family.add_metric(
@@ -68,6 +70,7 @@ def series(figure: Figure, value: Value) -> Iterator[tuple[list[str], float]]:
             yield [], value
     elif isinstance(value, dict):
         for joined, number in value.items():
+            # The last label takes the rest: its value may contain blanks.
             labels = joined.split(" ", len(figure.labels) - 1)
             yield labels + [""] * (len(figure.labels) - len(labels)), number
 
@@ -84,6 +87,7 @@ class _Bridge(Collector):
 
 def bridge_exposition(values: Mapping[str, float]) -> bytes:
     """The Prometheus text of the bridge's metrics: a value for each of `BRIDGE_FIGURES`."""
+    # The library's default registry would add metrics about this Python process.
     registry = CollectorRegistry()
     registry.register(_Bridge(values))
     return generate_latest(registry)

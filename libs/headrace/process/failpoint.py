@@ -27,6 +27,7 @@ def failpoint(name: str) -> None:
         return
     _armed[name] = left - 1
     if left <= 1 and _first():
+        # SIGKILL, because no `finally` may run, as when the machine fails.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -35,6 +36,7 @@ def _first() -> bool:
     if once is None:
         return True
     try:
+        # With O_EXCL the file system lets only one process create the file.
         os.close(os.open(once, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
         return False

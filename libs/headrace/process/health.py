@@ -38,6 +38,7 @@ class Health:
         self.traces = Traces()
         # Conditions that need attention but don't make the service unready.
         self.warnings: dict[str, str] = {}
+        # Not ready from the start: the port is open before the service can work.
         self._reasons: dict[str, str] = {"start": "starting"}
 
     def started(self) -> None:
@@ -45,6 +46,7 @@ class Health:
 
     def block(self, part: str, reason: str) -> None:
         """Say that `part` can't work now; readiness turns false until `unblock`."""
+        # Callers repeat the same reason at every attempt, and the log needs it once.
         if self._reasons.get(part) != reason:
             log.warning("not_ready", part=part, reason=reason)
         self._reasons[part] = reason
@@ -76,6 +78,7 @@ def application(
     """The HTTP application of a service; `extend` adds the service's own routes."""
 
     async def livez(_: web.Request) -> web.Response:
+        # Not dependent on servers: a restart does not help a service that waits for one.
         return web.json_response({"status": "ok", "service": health.service})
 
     async def readyz(_: web.Request) -> web.Response:
@@ -107,6 +110,7 @@ async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[i
     """Serve while the context lasts; yields the bound port."""
     door = Door()
     door.guard(app)
+    # Without an access log, which probes and scrapes would fill.
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE_TIMEOUT_S)
     await runner.setup()
     listening: asyncio.Server | None = None
@@ -126,6 +130,7 @@ async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[i
         log.info("http_listening", host=host, port=bound)
         yield bound
     finally:
+        # Before the cleanup, so that no connection arrives while the others are closed.
         if listening is not None:
             listening.close()
         await runner.cleanup()

@@ -30,6 +30,8 @@ async def run_leased(
         return
     cell = Cell(state, f"lease.{settings.source.slot}.{role}")
     lease = Lease(cell, session, settings.state.lease_ttl_s)
+    # A standby waits here as long as another process renews the lease; it is False only after a
+    # stop.
     if not await lease.acquire(scope):
         return
     keeper = scope.spawn("lease", lease.keep(scope))

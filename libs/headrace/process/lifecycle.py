@@ -33,6 +33,7 @@ log = logs.logger("lifecycle")
 _COLLECT_AFTER = 50_000
 
 EXIT_ERROR = 1
+# EX_SOFTWARE and EX_TEMPFAIL of sysexits.h.
 EXIT_CRASH = 70
 EXIT_LATE = 75
 
@@ -86,10 +87,12 @@ class Scope:
         finally:
             stop.cancel()
             if not task.done():
+                # Awaited too, so that its `finally` blocks have run before the caller continues.
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
         if task.done() and not task.cancelled():
+            # An error of `work` would be lost otherwise.
             task.result()
             return True
         return False
@@ -111,6 +114,7 @@ def run(
     """
     logs.configure(service, level=process.log_level, form=process.log_format)
     keep_freed_memory()
+    # Imported code lives as long as the process: each collection would look at it in vain.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
     try:
@@ -146,6 +150,7 @@ async def _supervised(service: str, process: ProcessSettings, main: Main) -> int
         try:
             await main(scope)
         finally:
+            # The group waits for all tasks, and those that wait for a stop end only now.
             scope.stopping.set()
             deadline.cancel()
     log.info("service_stopped")
@@ -177,4 +182,5 @@ async def _deadline(scope: Scope) -> None:
 def _exit_now(code: int) -> None:
     import os  # noqa: PLC0415  # only this last resort needs it
 
+    # sys.exit would run `finally` blocks and wait for threads, which may be what hangs.
     os._exit(code)

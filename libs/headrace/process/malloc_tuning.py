@@ -19,9 +19,11 @@ PIECE_BYTES = 4 << 20
 
 def keep_freed_memory() -> bool:
     """Keep some freed memory; returns whether the C library can."""
+    # musl, for example, has no mallopt.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
+    # Setting either one ends glibc's dynamic adjustment of both, so both are set.
     return bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)) and bool(
         mallopt(_M_MMAP_THRESHOLD, PIECE_BYTES)
     )

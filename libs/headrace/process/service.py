@@ -33,6 +33,7 @@ async def on_the_bus(
     `extend` adds routes to that port. The service stops when its work is done. A service that is
     stopped before NATS was ever reachable ends like any other.
     """
+    # Without a collector nobody would read the spans.
     if settings.otel.endpoint:
         scope.health.traces.every = settings.otel.trace_every
     else:
@@ -41,6 +42,7 @@ async def on_the_bus(
     app = application(scope.health, settings.source.slot)
     if extend is not None:
         extend(app)
+    # Before the connection, so that /readyz shows that NATS is not reachable.
     async with serving(app, settings.process.http_host, port):
         try:
             async with connected(scope, settings.nats) as client:
@@ -48,6 +50,7 @@ async def on_the_bus(
                     "reports", participation.take_part(scope, client, settings.source.slot)
                 )
                 await work(client)
+                # The reports end after one more report, which shows why the service is not ready.
                 scope.stopping.set()
                 await reports
         except NatsUnreachableError:

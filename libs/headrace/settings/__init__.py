@@ -113,6 +113,7 @@ def load(environ: Mapping[str, str], **flags: object) -> Settings:
 
 def _check_names(settings: Settings) -> None:
     slot = settings.source.slot
+    # PostgreSQL accepts only these characters in a slot's name, and at most 63 bytes.
     if (
         not slot
         or len(slot) > 63
@@ -131,6 +132,8 @@ def _check_names(settings: Settings) -> None:
         ("HEADRACE_LARGE_BUCKET", settings.streams.large),
         ("HEADRACE_PARKED_BUCKET", settings.streams.parked),
     ):
+        # A stream's name is a token in the subjects of JetStream's API, so it can't have dots,
+        # blanks or wildcards.
         if not name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in name):
             raise SettingError(
                 f"{env}={name!r} is not a valid NATS name",

@@ -42,6 +42,7 @@ def load_group(kind: type[T], environ: Mapping[str, str], given: Mapping[str, ob
     values: dict[str, object] = {}
     for declared in fields(kind):  # type: ignore[arg-type]  # T is always a dataclass of settings
         if declared.name in given:
+            # The command line has parsed its flags already.
             values[declared.name] = given[declared.name]
             continue
         raw = _raw(declared, environ)
@@ -69,6 +70,7 @@ def _raw(declared: dataclasses.Field[Any], environ: Mapping[str, str]) -> str | 
     if file is None:
         return None
     try:
+        # Most tools end a file with a newline, which is not part of the secret.
         return Path(file).read_text().rstrip("\n")
     except OSError as error:
         raise SettingError(

@@ -162,6 +162,8 @@ class DeliverySettings:
     @property
     def hold_s(self) -> float:
         """Seconds to wait between an acknowledgement and its confirmation to PostgreSQL."""
+        # JetStream's acknowledgement is not an fsync (docs/adr/0005): the server may sync this much
+        # later.
         if self.durability is Durability.SYNC:
             return self.sync_interval_s
         return 0.0

@@ -28,6 +28,7 @@ _COMMON_MISTAKES = {
 }
 # compose.yaml reads these for its second suite.
 _OF_COMPOSE = frozenset({"HEADRACE_SLOT_2", "HEADRACE_PUB_2"})
+# High, so that variables of other programs don't count as misspelled settings.
 _SIMILARITY = 0.85
 
 
@@ -47,12 +48,14 @@ def misspelled(environ: Mapping[str, str]) -> list[str]:
     unknown = sorted(
         name for name in environ if name.startswith(_PREFIXES) and name not in known | _OF_COMPOSE
     )
+    # Kubernetes sets variables such as NATS_PORT=tcp://10.0.0.1:4222 for each service.
     found = (
         (name, _meant(name, known)) for name in unknown if not environ[name].startswith("tcp://")
     )
     return [
         f"Unknown setting {name}. Did you mean {meant}?"
         for name, meant in found
+        # If the right name is set as well, the other one is probably not a mistake.
         if meant and meant not in environ
     ]
 

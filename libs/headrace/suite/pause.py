@@ -56,6 +56,7 @@ def someone() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
+        # In a container the user's number often has no name.
         return socket.gethostname()
 
 
@@ -79,6 +80,8 @@ async def read(bucket: KeyValue, settings: Settings) -> Pause:
 async def write(client: Client, bucket: KeyValue, settings: Settings, wanted: Pause) -> None:
     """Store the record and notify the publisher."""
     cell = _cell(bucket, settings)
+    # The reading provides the revision that the write replaces. A malformed record is replaced too,
+    # or the suite could not be resumed.
     with contextlib.suppress(ForeignStateError):
         await cell.read()
     record = {
