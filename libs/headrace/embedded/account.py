@@ -31,6 +31,8 @@ class Account:
         """
         status = path.stat()
         mode = stat.S_IMODE(status.st_mode)
+        # As the kernel does: the first class that matches decides, even if a later one would allow
+        # more.
         if status.st_uid == self.uid:
             return (mode >> 6) & wanted == wanted
         if status.st_gid == self.gid:
@@ -48,6 +50,7 @@ class Account:
 
     def own(self, path: Path) -> None:
         """Give a file, or a folder with all in it, to the account."""
+        # A link in the folder must not give away a file elsewhere.
         os.chown(path, self.uid, self.gid, follow_symlinks=False)
         if path.is_dir() and not path.is_symlink():
             for child in path.iterdir():
@@ -75,7 +78,9 @@ def copy_once(parts: Mapping[str, Path], target: Path) -> None:
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    # root's umask may have denied others the folder, which they must enter.
     target.parent.chmod(0o755)
+    # Two processes may copy at the same time: each has its own draft, and the rename decides.
     draft = target.with_name(f"{target.name}.{os.getpid()}")
     for name, source in parts.items():
         shutil.copytree(source, draft / name, symlinks=True)
@@ -83,6 +88,8 @@ def copy_once(parts: Mapping[str, Path], target: Path) -> None:
     try:
         draft.rename(target)
     except OSError:
+        # A rename can't replace a folder with content: another process was faster, and its copy is
+        # as good as this one.
         shutil.rmtree(draft)
         if not target.exists():
             raise

@@ -132,6 +132,7 @@ def _candidates() -> Iterator[Path]:
 
 def _major_version(java: Path) -> int | None:
     output = _output_of(java, "-version")
+    # Java 8 calls itself 1.8; later versions 9, 11, 17.
     found = re.search(r'version "(?:1\.)?(\d+)', output or "")
     if found:
         return int(found[1])
@@ -139,6 +140,7 @@ def _major_version(java: Path) -> int | None:
 
 
 def _has_optional_module(home: JavaHome) -> bool:
+    # Each line of the list is a module's name, an @ and its version.
     return f"{_OPTIONAL_MODULE}@" in (_output_of(home.java, "--list-modules") or "")
 
 
@@ -149,11 +151,13 @@ def _output_of(java: Path, *arguments: str) -> str | None:
             [java, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            # `java -version` writes to stderr, `--list-modules` to stdout.
             stderr=subprocess.STDOUT,
             timeout=_PROBE_TIMEOUT_S,
             check=True,
             text=True,
         )
     except (OSError, subprocess.SubprocessError):
+        # A broken candidate is no error: the next one is tried.
         return None
     return done.stdout

@@ -22,12 +22,14 @@ _PR_SET_PDEATHSIG = 1
 def become(parent_pid: int, death_signal: int, uid: int, gid: int, command: list[str]) -> None:
     """Replace this process by the command. Returns only by an exception."""
     if uid >= 0:
+        # Groups first: after setuid the process may not change them.
         os.setgroups([])
         os.setgid(gid)
         os.setuid(uid)
     # After the change of user, which would clear it; execve keeps it.
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # A parent that died before prctl sends no signal, and this process has another parent by now.
     if os.getppid() != parent_pid:
         sys.exit("the parent died before the server was started")
     # The point of this program is to become another, without a shell.

@@ -15,6 +15,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
     """The machine's memory, or the container's limit if that is lower."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in _LIMITS:
+        # Without a control group the file is missing; `max` is not a number.
         with contextlib.suppress(OSError, ValueError):
             found = min(found, int((root / name).read_text()))
     return found

