@@ -16,6 +16,7 @@ from headrace.metrics.figure import PUBLISHER
 from headrace.telemetry.suite import SuiteStatus
 
 INTERVAL_S = 2.0
+# A quarter of an hour.
 SAMPLES_MAX = 450
 # Quantiles cover frames acknowledged within this many samples.
 RECENT = 10
@@ -51,6 +52,7 @@ class History:
             retained_bytes = suite.watch.slot.retained_bytes
         self._samples.append(
             Sample(
+                # The wall clock: the page asks for samples after a time that it received here.
                 round(time.time(), 1),
                 totals.cdc_events,
                 lag_bytes,
@@ -64,6 +66,7 @@ class History:
         """The recent part of the histogram; all of it if its process restarted."""
         if not isinstance(held, list):
             return None
+        # A histogram's first number is the sum of its values; the others are counts.
         before = self._buckets[0] if self._buckets else [0.0] * len(held)
         self._buckets.append(list(held))
         # A restarted publisher counts from zero: a difference across the restart means nothing.

@@ -39,6 +39,7 @@ def metrics(stats_by_service: Mapping[str, Stats], source: str, now_s: float) ->
     """Every service's current metrics, each service as a resource."""
     request = ExportMetricsServiceRequest()
     for service, stats in sorted(stats_by_service.items()):
+        # A cumulative metric names its start: a collector sees a restart by it.
         uptime = stats.get("uptime_seconds", 0)
         began_s = now_s - (uptime if isinstance(uptime, int | float) else 0)
         since = (int(began_s * _NS), int(now_s * _NS))
@@ -93,6 +94,8 @@ def _metric(figure: Figure, value: Value, since: tuple[int, int]) -> Metric | No
         name=f"headrace_{figure.key}", description=figure.explain, unit=_unit(figure.key)
     )
     if figure.kind == "histogram":
+        # The two more are the sum, and the count above the last bound. A service of another version
+        # may report other bounds.
         if not isinstance(value, list) or len(value) != len(figure.bounds) + 2:
             return None
         counts = [int(number) for number in value[1:]]
@@ -155,4 +158,5 @@ def _trace_id(frame: str) -> bytes:
 
 
 def _span_id(frame: str, name: str) -> bytes:
+    # Derived, not random: each service can name the root's span without having received it.
     return hashlib.blake2b(f"{frame} {name}".encode(), digest_size=8).digest()

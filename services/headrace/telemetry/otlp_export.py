@@ -23,6 +23,7 @@ from headrace.telemetry.suite import SuiteStatus
 
 log = logs.logger("telemetry")
 
+# The oldest are dropped while the collector is unavailable: traces are only a sample.
 SPANS_MAX = 4096
 
 
@@ -74,6 +75,7 @@ class OtlpExport:
         to = way(settings, self._endpoint, headers_of(settings))
         try:
             while not self._scope.stopping.is_set():
+                # Ends early at the stop, so the last export has the final counts.
                 await self._scope.pause(settings.interval_s)
                 await self._send(to)
         finally:
@@ -85,10 +87,12 @@ class OtlpExport:
         exposed = {**self._suite.exposed(time.monotonic()), **own}
         try:
             await to.post("metrics", self._encoder.metrics(exposed, source, time.time()))
+            # After the metrics were accepted: otherwise the spans stay in the queue.
             spans = self._by_service()
             if spans:
                 await to.post("traces", self._encoder.traces(spans, source))
         except OSError as error:
+            # A time-out is an OSError too.
             if not self._away:
                 log.warning(
                     "otlp_not_taken",

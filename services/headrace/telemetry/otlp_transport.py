@@ -15,6 +15,7 @@ import aiohttp
 from headrace.errors import SettingError, describe
 from headrace.settings import OtelSettings, OtlpProtocol
 
+# OpenTelemetry's own default for an export.
 TIMEOUT_S = 10.0
 _PROTOBUF = "application/x-protobuf"
 _METHODS = {
@@ -62,7 +63,9 @@ class GrpcWay:
                 remedy="Install headrace[otel], or set it to http/protobuf.",
             ) from error
         self._failed = grpc.aio.AioRpcError
+        # gRPC's endpoint may have no scheme, and urlsplit would read its host as one.
         parts = urlsplit(endpoint if "//" in endpoint else f"http://{endpoint}")
+        # gRPC's target is a host and a port, without credentials.
         place = parts.netloc.rpartition("@")[2]
         if parts.scheme == "https":
             self._channel = grpc.aio.secure_channel(place, grpc.ssl_channel_credentials())
@@ -87,4 +90,5 @@ class GrpcWay:
 def way(settings: OtelSettings, endpoint: str, headers: Mapping[str, str]) -> Way:
     """The configured transport."""
     kind = GrpcWay if settings.protocol is OtlpProtocol.GRPC else HttpWay
+    # HTTP appends `/v1/…`, and two slashes would be another path.
     return kind(endpoint.rstrip("/"), headers)

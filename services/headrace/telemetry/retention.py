@@ -42,6 +42,7 @@ class StreamView:
             first_seq=state["first_seq"],
             last_seq=state["last_seq"],
             consumers=state["consumer_count"],
+            # JetStream writes -1 for no limit.
             bytes_max=max(0, config.get("max_bytes", 0)),
             messages_max=max(0, config.get("max_msgs", 0)),
             age_max_s=config.get("max_age", 0) / _NS,
@@ -91,10 +92,13 @@ class Standing:
     def of(cls, info: dict[str, Any]) -> Standing:
         config = info["config"]
         filters = config.get("filter_subjects") or []
+        # The oldest message is searched by one subject. With several filters it is any subject,
+        # which can only overstate the message's age.
         one = config.get("filter_subject", "")
         if not one and len(filters) == 1:
             one = filters[0]
         one = one or ">"
+        # Without acknowledgements, the server knows only about delivery.
         if config.get("ack_policy", "explicit") == "none":
             floor = info["delivered"]["stream_seq"]
             unacknowledged = 0
@@ -130,6 +134,8 @@ def judge(
             seconds.append(paced)
     if stream.messages_max and stream.discards_old:
         ratios.append((stream.messages_max - stream.messages + ahead) / stream.messages_max)
+    # A consumer that waits for nothing loses nothing, however old its floor: later messages did not
+    # match its filter.
     behind = standing.behind
     return ConsumerView(
         stream=stream.name,

@@ -38,6 +38,7 @@ from headrace.telemetry.suite import SuiteStatus
 
 log = logs.logger("telemetry")
 
+# It becomes part of a subject: a dot would address another part of JetStream's API.
 _STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _INFO_TIMEOUT_S = 3.0
 _NOT_FOUND = 404
@@ -104,6 +105,7 @@ class Routes:
     async def metrics(self, _: web.Request) -> web.Response:
         now = time.monotonic()
         exposed = self._suite.exposed(now)
+        # Its own figures directly: without NATS its report would not arrive.
         exposed[self._health.service] = {**self._health.refreshed(), "up": 1}
         bridge = bridge_exposition(self._suite.totals(now).bridge())
         body = bridge + exposition(exposed, self._settings.source.slot)
@@ -142,6 +144,7 @@ class Routes:
         slot = self._settings.source.slot
         token = self._settings.process.shutdown_token
         await client.publish(subjects.stop(slot), participation.stop_command(slot, token))
+        # The answer promises that the command was sent, so it waits until NATS has received it.
         async with asyncio.timeout(self._settings.nats.flush_timeout_s):
             await client.flush()
         return web.Response(text="Shutdown initiated\n")
@@ -193,6 +196,7 @@ class Routes:
                 remedy = "Send Authorization: Bearer <HEADRACE_SHUTDOWN_TOKEN>."
             else:
                 remedy = "Set HEADRACE_SHUTDOWN_TOKEN."
+            # 401 asks for a token; if none was configured, no request can succeed.
             return refusal(401 if token else 403, "this endpoint requires a bearer token", remedy)
         if "Origin" in request.headers:
             # A page in this machine's browser reaches loopback too.

@@ -49,7 +49,9 @@ async def run(scope: Scope, settings: Settings) -> None:
         try:
             await _listen(scope, settings, suite, routes)
         finally:
+            # The other tasks wait for it, also if `_listen` failed.
             scope.stopping.set()
+        # SUMMARY ends stdout, so every METRICS line has to be written before.
         await asyncio.gather(watch, lines, past)
     _say(summary(suite, time.monotonic()))
 
@@ -92,6 +94,7 @@ async def _hear(
             export.hear(service, found.spans)
 
     await client.subscribe(subjects.stats(settings.source.slot, "*"), cb=report)
+    # The server has the subscription once this returns: no later report is missed.
     await client.flush()
     log.info("reports_heard", slot=settings.source.slot)
 
@@ -109,6 +112,7 @@ async def _metrics_lines(scope: Scope, settings: Settings, suite: SuiteStatus) -
         await scope.pause(due - time.monotonic())
         if time.monotonic() >= due:
             _say(suite.totals(time.monotonic()).line())
+            # By the clock, so that the rhythm does not drift by the time that a line takes.
             due += interval
 
 

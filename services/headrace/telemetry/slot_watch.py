@@ -67,6 +67,7 @@ class SlotWatch:
             reason = describe(error)
             # The last state stays visible, without what an unavailable server can't be doing.
             self._suite.watch = Watch(reachable=False, slot=_left_alone(before.slot), reason=reason)
+            # The server may come back as another one, whose LSNs don't continue these.
             self._written.forget()
             self._safe.forget()
         self._tell_turn(before, self._suite.watch)
@@ -80,6 +81,7 @@ class SlotWatch:
             self._connection = await connection.connect(
                 self._settings.postgres, "headrace telemetry"
             )
+        # A peer that went silent causes no error, and would stop the watch forever.
         async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
             row = await self._connection.fetchrow(_SLOT, self._settings.source.slot)
         if not row["found"]:
@@ -137,10 +139,12 @@ class SlotWatch:
             stats.set("retained_bytes", watch.slot.retained_bytes)
         else:
             stats.set("retained_bytes", 0)
+        # The series below keep their last values: the slot's state is unknown, not gone.
         if not watch.reachable:
             return
         status = watch.slot.wal_status if watch.slot else "missing"
         stats.set_series("slot_wal_status", one_of(WAL_STATUSES, status))
+        # Without max_slot_wal_keep_size there is no limit, and 0 would mean that no room is left.
         for key in ("safe_wal_bytes", "slot_loss_seconds"):
             stats.unset(key)
         if watch.slot is None:
@@ -182,6 +186,7 @@ class SlotWatch:
 
     def _close(self) -> None:
         if self._connection is not None:
+            # `close` would wait for a server that may not answer.
             self._connection.terminate()
             self._connection = None
 

@@ -26,6 +26,7 @@ from headrace.telemetry.trend import Trend
 
 log = logs.logger("telemetry")
 
+# Each consumer that is behind costs a further request, for its oldest message.
 CONSUMERS_MAX = 100
 _PAGE = 256
 _TIMEOUT_S = 3.0
@@ -62,6 +63,7 @@ class StreamWatch:
                 for name in (names.cdc, names.init)
             ]
             cdc = views[0]
+            # All bytes ever written, estimated: the stream's size stops growing once it discards.
             self._pace.add(time.monotonic(), cdc.last_seq * cdc.message_bytes)
             consumers = [
                 await self._consumer(cdc, standing) for standing in await self._standings(cdc.name)
@@ -93,6 +95,7 @@ class StreamWatch:
             page = await self._ask(f"CONSUMER.LIST.{stream}", offset=offset)
             consumers = page.get("consumers") or []
             found += [Standing.of(info) for info in consumers if info["config"].get("durable_name")]
+            # At least one: an empty page must not repeat forever.
             offset += max(len(consumers), 1)
             if offset >= page.get("total", 0):
                 return sorted(found, key=lambda standing: standing.floor_seq)[:CONSUMERS_MAX]
@@ -141,6 +144,7 @@ class StreamWatch:
                     "consumer_lost_events", consumer=view.name, messages=view.lost, remedy=remedy
                 )
         self._near = near
+        # Only present ones: a deleted consumer's count must not silence a new one of its name.
         self._lost = {view.key: view.lost for view in consumers}
 
 

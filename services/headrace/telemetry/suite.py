@@ -17,6 +17,7 @@ from headrace.metrics.counters import Stats
 from headrace.metrics.figure import PUBLISHER, READER, RESPONDER
 from headrace.telemetry.retention import ConsumerView, StreamView
 
+# A process has another instance name after each restart.
 INSTANCES_MAX = 64
 SILENT_REPORTS = 5
 SILENT_S_MIN = 3.0
@@ -112,12 +113,14 @@ class SuiteStatus:
         reader = members.get(READER)
         publisher = members.get(PUBLISHER)
         slot = self.watch.slot
+        # Each may be stale: the report by its interval, the slot by the time since the last look.
         confirmed = max(_whole(reader, "confirmed_lsn"), slot.confirmed_lsn if slot else 0)
         return SuiteTotals(
             uptime_s=int(now - self.started_at),
             wal_messages=_whole(reader, "wal_messages"),
             cdc_events=_whole(publisher, "cdc_events"),
             confirmed_lsn=confirmed,
+            # Counters of a silent reader stay valid, its connection doesn't.
             connected=bool(reader and reader.live and reader.stats.get("pg_connected")),
             reconnects=_whole(reader, "pg_reconnects"),
             nats_reconnects=sum(_whole(member, "nats_reconnects") for member in members.values()),

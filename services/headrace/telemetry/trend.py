@@ -8,6 +8,7 @@ from collections import deque
 
 WINDOW_S = 300.0
 SAMPLES_MAX = 600
+# Over a shorter time, one burst would look like a pace.
 SPAN_S_MIN = 5.0
 
 
