@@ -50,6 +50,8 @@ class SchemaBucket:
         self._stats = stats
         self._kv: KeyValue | None = None
         self._stored: dict[str, StoredSchema] = {}
+        # The stream's last sequence and number of messages at the last reading: any write changes
+        # them.
         self._seen: tuple[int | None, int | None] | None = None
 
     def forget(self) -> None:
@@ -69,11 +71,13 @@ class SchemaBucket:
             if token not in by_token and self._owns(stored)
         ]
         try:
+            # Written before others are removed: a renamed table always has a key.
             for token, table in by_token.items():
                 await self._put(kv, table, told.get(token))
             for token in gone:
                 await self._delete(kv, token)
         except KeyWrongLastSequenceError as error:
+            # The next attempt compares with what the other process wrote.
             self._seen = None
             raise LostRaceError("another process wrote the same schema first") from error
 
@@ -124,6 +128,7 @@ class SchemaBucket:
             table.token, encode(written, self._encoding), last=stored.revision
         )
         failpoint("schema_publisher.after_schema")
+        # The write changed the sequence, and others may have written in between: read again.
         self._seen = None
         self._stats.count("schemas_published")
         log.info(
@@ -160,6 +165,7 @@ def _stored(entry: KeyValue.Entry) -> StoredSchema:
     revision = entry.revision or 0
     if entry.operation in _DELETIONS or not entry.value:
         return StoredSchema(None, Encoding.MSGPACK, revision)
+    # No map in MessagePack starts with this byte, which is a small integer there.
     encoding = Encoding.JSON if entry.value[:1] == b"{" else Encoding.MSGPACK
     try:
         decoded = decode(entry.value)

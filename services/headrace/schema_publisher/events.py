@@ -25,6 +25,7 @@ log = logs.logger("schema-publisher")
 
 FETCH_S = 5.0
 FETCH_MESSAGES = 256
+# The server removes the consumer after this time without a fetch.
 FORGOTTEN_S = 60.0
 RETRY_S = 1.0
 
@@ -48,6 +49,8 @@ class SchemaEvents:
 
     async def _follow(self, scope: Scope, js: JetStreamContext) -> None:
         config = ConsumerConfig(
+            # One subject for each table, so the latest version of each; a restart reads them again,
+            # and nothing has to be acknowledged or kept.
             deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
             ack_policy=AckPolicy.NONE,
             inactive_threshold=FORGOTTEN_S,
@@ -67,6 +70,7 @@ class SchemaEvents:
     def _note(self, message: Msg) -> None:
         try:
             event = decode(message.data)
+            # Suites may share the stream.
             if event["source"] != self._settings.source.slot:
                 return
             token = table_token(event["schema"], event["table"])
@@ -74,6 +78,7 @@ class SchemaEvents:
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             log.warning("schema_event_ignored", subject=message.subject, reason=str(error))
             return
+        # A recreated consumer delivers known versions again, which are no news.
         if self.told.get(token) != version:
             self.told[token] = version
             self.news.set()

@@ -70,6 +70,7 @@ class SchemaReading:
 
     async def _schemas(self, session: asyncpg.Connection) -> list[TableSchema]:
         source = self._settings.source
+        # Columns and keys of two moments could describe a table that never existed.
         async with session.transaction(isolation="repeatable_read", readonly=True):
             if not await session.fetchval(
                 "SELECT 1 FROM pg_publication WHERE pubname = $1", source.publication

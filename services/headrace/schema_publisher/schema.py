@@ -71,6 +71,7 @@ class StoredSchema:
         return 0
 
 
+# Revision 0: JetStream accepts the write only if the key has no revision yet.
 ABSENT = StoredSchema(None, Encoding.MSGPACK, 0)
 
 
@@ -83,6 +84,7 @@ def changed(stored: StoredSchema, content: Payload) -> bool:
 
 def version_of(stored: StoredSchema, content: Payload, told: int | None) -> int:
     """The version to write: `told` by a schema event, else incremented if something changed."""
+    # The publisher is the authority for versions (docs/adr/0008).
     if told is not None:
         return told
     if changed(stored, content):

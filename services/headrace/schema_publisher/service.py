@@ -59,6 +59,7 @@ class SchemaPublisher:
     async def run(self) -> None:
         try:
             while not self._scope.stopping.is_set():
+                # Before the comparison: news that arrive during it cause another one.
                 self._events.news.clear()
                 pause_s = await self._compare()
                 await self._scope.until_stopping(self._news_or(pause_s))
@@ -84,6 +85,8 @@ class SchemaPublisher:
         """An error at startup ends the process with its remedy; once it has worked, errors are
         waited for.
         """
+        # A JetStream that is starting does not answer either, so silence is permanent only after
+        # several attempts.
         self._silent += isinstance(error.__cause__, NatsTimeoutError)
         is_busy = isinstance(error.__cause__, NatsTimeoutError) and self._silent < SILENT_MAX
         if (
@@ -98,6 +101,7 @@ class SchemaPublisher:
         else:
             part = "schemas"
         self._scope.health.block(part, describe(error))
+        # After an error of NATS nobody knows whether a write was stored.
         if part == "schemas":
             self._bucket.forget()
         return self._backoff.pause_s()

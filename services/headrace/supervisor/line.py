@@ -77,6 +77,7 @@ def _json_fields(text: str) -> dict[str, str]:
 
 
 def _logfmt_fields(text: str) -> dict[str, str]:
+    # A library's output may contain `name=value` too.
     if not text.startswith("time="):
         return {}
     return {name: _unquoted(value) for name, value in _FIELD.findall(text)}

@@ -19,6 +19,7 @@ from pathlib import Path
 from headrace.embedded.process import tied
 from headrace.supervisor.line import Line, parse
 
+# asyncio's own limit is 64 KiB, and a crash report in one line may be longer.
 LINE_BYTES_MAX = 1024 * 1024
 LOG_BYTES_MAX = 16 * 1024 * 1024
 OUTPUT_TIMEOUT_S = 2.0
@@ -58,6 +59,8 @@ class ServiceProcess:
         """
         process = await asyncio.create_subprocess_exec(
             *tied(service.command, signal.SIGKILL),
+            # A pipe is buffered in blocks: lines would arrive late, and a kill would lose the last
+            # ones.
             env={**service.environment, "PYTHONUNBUFFERED": "1"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -76,6 +79,7 @@ class ServiceProcess:
         output = asyncio.create_task(self._read(tell), name=f"output of {self.service.name}")
         try:
             status = await self._process.wait()
+            # Children that it left in its process group must not outlive it.
             self.kill()
             # A grandchild in its own session may hold the pipe for longer than anyone wants to
             # wait.
@@ -102,6 +106,7 @@ class ServiceProcess:
             while data := await _line(output):
                 log.write(data)
                 line = parse(data.decode(errors="replace"))
+                # Further lines may follow the one with the reason.
                 self.failure = line.failure or self.failure
                 tell(line)
 
@@ -110,8 +115,10 @@ async def _line(output: asyncio.StreamReader) -> bytes:
     try:
         return await output.readuntil()
     except asyncio.IncompleteReadError as error:
+        # The last line may lack its newline; at the end of the output this is empty.
         return error.partial
     except asyncio.LimitOverrunError as error:
+        # A longer line is passed on in parts: a full pipe would block the service.
         return await output.readexactly(error.consumed)
 
 

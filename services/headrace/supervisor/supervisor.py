@@ -29,6 +29,7 @@ BACKOFF_S_MAX = 30.0
 STEADY_S = 60.0
 READY_INTERVAL_S = 0.05
 PROBE_TIMEOUT_S = 2.0
+# Most services stop sooner: only the others are worth a line.
 SAY_AFTER_S = 2.0
 
 
@@ -119,6 +120,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop every service in order."""
         self._stopping.set()
+        # One after the other: the publisher still confirms what the reader has read.
         for kept in self._kept.values():
             await self._stop_one(kept)
 
@@ -155,6 +157,7 @@ class Supervisor:
         while not self._stopping.is_set():
             begun = time.monotonic()
             status = await self._run_once(kept)
+            # In this order: during the stop, an end is expected and no news.
             if self._stopping.is_set() or self._is_last(kept, status):
                 return
             if time.monotonic() - begun > STEADY_S:
@@ -183,6 +186,7 @@ class Supervisor:
 
     def _is_last(self, kept: _Kept, status: int) -> bool:
         """Whether this end is the suite's: a failure at startup, or a stop command on the bus."""
+        # A service ends with 0 only on request, and the supervisor has requested nothing.
         if status == 0:
             self._listener.news(
                 f"{kept.service.name} was stopped over the bus; stopping the others"
@@ -203,6 +207,7 @@ class Supervisor:
 
 async def _unready(http: aiohttp.ClientSession, kept: _Kept) -> str:
     """The reason why a service isn't ready; empty if it is."""
+    # Once is enough: a service that waits for a server later has still started.
     if kept.was_ready:
         return ""
     try:
