@@ -27,9 +27,11 @@ _DENIED_REMEDY = (
 )
 
 TICK_S = 0.02
+# After a stall the whole backlog would otherwise be one transaction.
 _STATEMENTS_MAX = 2000
 _UPDATE_SHARE = 0.25
 _DELETE_SHARE = 0.1
+# Updates and deletes choose among these rows; a long run must not fill the memory.
 _KEPT_ROWS_MAX = 100_000
 
 _PUBLISHED = (
@@ -100,6 +102,7 @@ class Load:
 
     def _take(self) -> int:
         index = self._random.randrange(len(self._rows))
+        # Removing from the middle would move all ids behind it.
         self._rows[index], self._rows[-1] = self._rows[-1], self._rows[index]
         return self._rows.pop()
 
@@ -115,6 +118,7 @@ async def run(settings: Settings, *, rate: float, seconds: float, table: str) ->
         )
         load = Load(session, table)
         await load.prepare()
+        # Changes of an unpublished table never arrive, which would look like a fault of the suite.
         if not await session.fetchval(_PUBLISHED, settings.source.publication, table):
             hint = f"headrace init --pub {settings.source.publication} --tables {table}"
             typer.echo(
@@ -146,6 +150,7 @@ async def _steadily(load: Load, rate: float, seconds: float) -> None:
         task = progress.add_task("changes", total=goal, speed=0)
         while load.made.total < goal:
             elapsed = time.monotonic() - began
+            # +1: the first change comes immediately, at low rates too.
             due = min(goal, int(rate * elapsed) + 1) - load.made.total
             if due > 0:
                 await load.step(min(due, _STATEMENTS_MAX))

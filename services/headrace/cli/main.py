@@ -34,6 +34,7 @@ app = typer.Typer(
     help="Stream PostgreSQL changes, schemas and snapshots to NATS JetStream.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
+    # Rich's tracebacks can show local variables, which may contain secrets.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": HELP_NAMES},
 )
@@ -181,6 +182,7 @@ def up(  # noqa: PLR0917  # typer turns them into options
         suites = paired(slot or [], pub or [])
     except HeadraceError as error:
         fail(error)
+    # Only to report an invalid value before anything starts.
     for suite in suites:
         settings_from(suite.slot, suite.pub, port, json, zstd, delivery)
     options = command.Options(

@@ -32,11 +32,13 @@ async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
     console = Console(soft_wrap=True)
     async with nats(settings, "pause") as (client, _):
         obeyed = asyncio.Event()
+        # Before the request: the report that shows its effect must not be missed.
         await _listen(client, settings.source.slot, obeyed, paused=paused)
         state = await bucket(client.jetstream(), settings.streams.state)
         await pause.write(
             client, state, settings, Pause(paused=paused, by=pause.someone(), reason=reason)
         )
+        # No error: the request is stored, and the next publisher that starts follows it.
         if not await wait_for(obeyed, OBEYED_S):
             word = "paused" if paused else "resumed"
             console.print(

@@ -66,6 +66,7 @@ def parser(name: str) -> argparse.ArgumentParser:
         description=SERVICES[name].purpose,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation in a manifest could become ambiguous with a later option.
         allow_abbrev=False,
     )
     add = made.add_argument
@@ -91,6 +92,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     add(
         "--json",
         dest="format__encoding",
+        # Without the flag the value is None, so the environment decides.
         action="store_const",
         const=Encoding.JSON,
         help="use JSON instead of MessagePack [HEADRACE_ENCODING=json]",
@@ -131,6 +133,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
 
     async def main(scope: Scope) -> None:
+        # Only here: `lifecycle.run` has configured the log by now.
         for warning in misspelled(os.environ):
             log.warning("setting_unknown", reason=warning)
         await service.run(scope, settings)

@@ -46,6 +46,7 @@ async def postgres(
     except (OSError, asyncpg.InterfaceError) as error:
         raise connection.explained(None, str(error), settings.postgres) from error
     finally:
+        # `close` would wait for a server that may not answer.
         session.terminate()
 
 
@@ -73,6 +74,7 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
             "NATS did not answer in time", remedy="Try again; `headrace doctor` examines it."
         ) from error
     finally:
+        # The command's result is known: a failure to disconnect doesn't change it.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(2):
                 await client.close()

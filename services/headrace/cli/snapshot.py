@@ -26,6 +26,7 @@ from headrace.mirror.snapshots import Snapshots
 from headrace.settings import Settings
 
 COMMAND = "snapshot"
+# The answer comes only when the snapshots have stopped.
 CANCEL_TIMEOUT_S = 60.0
 
 

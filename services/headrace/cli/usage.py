@@ -27,6 +27,7 @@ _ORDER = (
 
 def readable(command: Any) -> Any:
     """The command, its options and those of all commands below it in readable form."""
+    # Services parse their options themselves, and ignore these.
     if isinstance(command, TyperCommand | TyperGroup) and not command.context_settings.get(
         "ignore_unknown_options"
     ):

@@ -34,6 +34,7 @@ From = Annotated[
 def finish(work: Callable[[Any, str], None], url: str | None) -> None:
     """Run a function of `archive.read` on the selected archive; an expected error is one line."""
     try:
+        # It needs an extra: a missing one is reported with the command that installs it.
         from headrace.cli.archive import read
 
         work(read, read.chosen_url(url, load(os.environ).archive.url))
@@ -151,6 +152,7 @@ def replay(  # noqa: PLR0917  # typer turns them into options
             else:
                 asyncio.run(command.into_database(run, into))
         finally:
+            # After an error too: it shows how far the replay came.
             typer.echo(run.summary())
 
     finish(work, url)

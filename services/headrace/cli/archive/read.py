@@ -180,6 +180,7 @@ def _account(info: object) -> dict[str, object]:
 
 def cat(url: str, begin: str | None, tables: list[str], *, limit: int | None, follow: bool) -> None:
     """Rows, one JSON document per line."""
+    # A gap is a row of the output.
     reader = WalReader(url, WalReaderOptions(tables=tuple(tables), raise_at_gap=False))
     # Each place has its own type.
     rows = reader.follow(**place(begin), wait=follow)  # type: ignore[arg-type]

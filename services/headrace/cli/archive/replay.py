@@ -36,6 +36,7 @@ from headrace.settings import Settings
 
 # The types that PostgreSQL widens without writing rows.
 _VARYING = re.compile(r"(character varying|bit varying)(?:\((\d+)\))?")
+# Messages in flight: the acknowledgements of one window are awaited together.
 WINDOW = 500
 ROWS_A_COMMIT = 5000
 
@@ -60,6 +61,7 @@ async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: st
     except NotFoundError:
         await js.add_stream(StreamConfig(name=stream, subjects=[f"{prefix}.>"]))
     last_id, done = await _tail(js, stream)
+    # Events up to `done` are read only because ids count the rows of a WAL record.
     due = (event for event in run.events(done, ids=True) if event.position > done)
     while window := list(islice(due, WINDOW)):
         answers = []
@@ -73,6 +75,8 @@ async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: st
                 await js.publish_async(subject, event.payload, stream=stream, headers=headers)
             )
             last_id = event.msg_id
+        # A purged stream remembers ids within its duplicate window: it acknowledges such a message
+        # without storing it.
         if any(answer.duplicate for answer in await asyncio.gather(*answers)):
             raise ReplayError(
                 f"the stream {stream} had these events a moment ago, and treats them as duplicates",
@@ -209,6 +213,7 @@ def _altered(before: Table, wanted: Table, info: TableInfo) -> AlterTable:
     new = [column for column in info.columns if column.name not in there]
     went = there - {column.name for column in info.columns}
     doubtful = [column.name for column in new if column.filled]
+    # A renamed column looks like one that went and one that came, and keeps its values.
     if new and went:
         doubtful = [column.name for column in new]
     # ALTER TABLE … TYPE … USING may compute any value.

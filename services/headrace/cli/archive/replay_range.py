@@ -127,12 +127,14 @@ class ReplayRun:
                 self._read = entry.position
                 yield file.info, entry
             self._file_id = file.id
+            # The file's own end, although its last rows may not be selected.
             self._read = file.info.last
 
     def _start(self, done: Position) -> ReadingStart:
         """Where to read from: the requested start, or after the end of an earlier run, whichever is
         later.
         """
+        # Only an LSN can be compared with a position; any other start is read again from there.
         lsn = self._begin.get("from_lsn", 0)
         if (
             done > ORIGIN

@@ -103,6 +103,8 @@ class FormerRows:
                 f"the former values of a row of {change['table']} are not known: changes of it "
                 f"may be missing ({why})"
             )
+        # With --apply the table is locked by now, so no rewrite can follow this comparison
+        # (docs/adr/0028).
         relation_id, files = await self.tables.files(names)
         known = await known_of(self.trail, self.audit, *names, change["source"] or "")
         if (

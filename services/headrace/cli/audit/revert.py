@@ -200,6 +200,7 @@ class Reverting:
         if step.then is not None:
             return
         for one in self._references:
+            # Other foreign keys refuse the delete themselves.
             if one.parent != (step.table.schema, step.table.name) or not one.takes_along:
                 continue
             child = ".".join(quote_name(name) for name in one.child)

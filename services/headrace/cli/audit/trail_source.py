@@ -20,6 +20,7 @@ NAME = "headrace_audit"
 STREAM = "AUDIT"
 # Variables of the suite whose environment this may be.
 _A_SUITES = ("HEADRACE_SLOT", "HEADRACE_PUB", "HEADRACE_ARCHIVE_URL")
+# The view lists the slots of every database of the server.
 _SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()"
 
 

@@ -39,6 +39,8 @@ from headrace.supervisor.supervisor import Supervisor
 
 READY_TIMEOUT_S = 120.0
 STOP_GRACE_S = 3.0
+# With strict retention a full stream loses nothing: publishing waits, and the slot retains the
+# rest.
 _STREAM_BYTES_MAX = str(2 << 30)
 # No outage of a destination should reach the stream's age.
 _STREAM_AGE_MAX_S = str(10 * 365 * 86_400)

@@ -150,6 +150,7 @@ async def _streams(client: Client, settings: Settings, findings: Findings) -> No
             _stream(check, name, subjects, answer, findings)
             if name == settings.streams.cdc and "ts" in answer:
                 there = datetime.fromisoformat(answer["ts"]).timestamp()
+                # The server read its clock between the request and the answer.
                 findings.skew(there - (before + time.time()) / 2)
 
 
@@ -168,6 +169,7 @@ def _stream(
 
 
 async def _publishing(client: Client, complaints: Sequence[str], findings: Findings) -> None:
+    # Any answer proves the permission, even the one that no stream has the subject.
     lacking = [
         f"{prefix}.>"
         for prefix in ("cdc", "init")

@@ -245,6 +245,7 @@ async def _room(session: asyncpg.Connection, settings: Settings, findings: Findi
         "SELECT 1 FROM pg_replication_slots WHERE slot_name = $1", settings.source.slot
     )
     found = f"{row['slots']} of {row['slots_max']} used"
+    # An existing slot needs no free place.
     room = bool(has_slot) or row["slots"] < row["slots_max"]
     findings.judge(
         "slots",

@@ -102,6 +102,7 @@ async def _mirror(
             await mirror.run(scope.stopping)
             scope.stopping.set()
     except NatsUnreachableError:
+        # Stopped before NATS was ever reachable: that is a normal end.
         if not scope.stopping.is_set():
             raise
 
@@ -173,6 +174,7 @@ def _logged_above(process: ProcessSettings) -> Iterator[None]:
     try:
         yield
     finally:
+        # Rich's Live still redirects sys.stderr here.
         logs.configure(
             SERVICE, level=process.log_level, form=process.log_format, stream=sys.__stderr__
         )

@@ -49,6 +49,7 @@ def run(
 ) -> int:
     """Compare; returns the exit code."""
     names = table_names(tables)
+    # DDL that no row follows reaches the mirror only after the catalog is read again.
     patience = Patience(wait_s, min(wait_s, settings.watch.catalog_interval_s + 1))
     found: list[Verdict] | None = None
 
@@ -75,6 +76,7 @@ def run(
 
 
 def _exit_code(found: Sequence[Verdict] | None) -> int:
+    # Stopped before the first result: neither equal nor different.
     if found is None:
         return lifecycle.EXIT_ERROR
     if all(verdict.equal for verdict in found):

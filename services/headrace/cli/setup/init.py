@@ -74,6 +74,7 @@ async def run(
         if with_ddl_trigger:
             await _ddl_trigger(session, screen)
         await _objects(settings, screen)
+        # After the schemas bucket exists, and before the slot retains WAL.
         await _require_own_tables(session, settings)
         screen.title("Replication slot")
         await _slot(session, settings, screen)
@@ -129,6 +130,7 @@ async def _publication(
     )
     present = {row["prrelid"] for row in members}
     if found["puballtables"]:
+        # It has every table, and PostgreSQL refuses to add one.
         missing = []
     else:
         missing = [table for table in wanted if table.oid not in present]
@@ -180,6 +182,7 @@ async def _table(session: asyncpg.Connection, text: str) -> FoundTable:
     try:
         oid = await session.fetchval("SELECT to_regclass($1)::oid", text)
     except asyncpg.PostgresError:
+        # Not a name in SQL's syntax; it may be an exact one all the same.
         oid = None
     row = await session.fetchrow(_FIND_TABLE, schema, name, oid)
     if row is None or row["kind"] not in {"r", "p"}:

@@ -30,6 +30,7 @@ from headrace.settings import Settings
 
 _DENIED_REMEDY = "Run it as the role that created them, or as a superuser."
 
+# Longer than a service's stop may take by default.
 _STOP_S = 12.0
 _DROP_S = 5.0
 _POLL_S = 0.1
@@ -107,6 +108,7 @@ async def _own_reader(session: asyncpg.Connection, settings: Settings) -> int | 
         return None
     reader = SlotReader.of(row)
     suite = await suite_of(settings, "teardown")
+    # Without NATS the identity is unknown, and any suite's reader may be this one's.
     if not reader.is_suite or (suite is not None and reader.is_foreign(suite)):
         raise HeadraceError(
             f"replication slot {settings.source.slot} is being read by {reader}",
@@ -142,6 +144,7 @@ def _ask(settings: Settings, plan: TeardownPlan) -> None:
     if plan.streams:
         parts.append(f"deletes {', '.join(plan.streams)} with everything in them")
     question = f"This {'; '.join(parts)}. Continue?"
+    # A script has nobody to answer.
     if not sys.stdin.isatty():
         raise HeadraceError(
             question.removesuffix(" Continue?").removesuffix("."), remedy="Confirm with --yes."

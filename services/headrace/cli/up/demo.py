@@ -38,6 +38,7 @@ class NotArrivedError(HeadraceError):
 
 async def make_database(settings: Settings, name: str) -> None:
     """Create the database named in the settings, connected to PostgreSQL's default one."""
+    # CREATE DATABASE needs a connection to a database that already exists.
     administration = await asyncpg.connect(
         host=settings.postgres.host,
         port=settings.postgres.port,
@@ -80,11 +81,13 @@ async def sample_changes(settings: Settings, table: str) -> list[Event]:
             nats(settings, "up") as (client, _),
             follow(client, subscription, MemoryWatermarks()) as consumer,
         ):
+            # The consumer exists before the transaction commits, so that NEW misses nothing.
             xid = await _write(settings, table)
             found: list[Event] = []
             async with asyncio.timeout(ARRIVAL_TIMEOUT_S):
                 while not (found and found[-1].payload["tx"]["last"]):
                     event = await consumer.next()
+                    # A schema event stands at the position of the row behind it (docs/adr/0008).
                     if event is not None and event.payload["tx"]["xid"] == xid and event.advances:
                         found.append(event)
                     if event is not None:
@@ -102,6 +105,7 @@ async def _write(settings: Settings, table: str) -> int:
     """
     name = quote_name(table)
     async with postgres(settings, "up") as session, session.transaction():
+        # The stream has the lower 32 bits; pg_current_xact_id() has 64.
         xid = await session.fetchval(
             "SELECT (pg_current_xact_id()::text::numeric % 4294967296)::bigint"
         )

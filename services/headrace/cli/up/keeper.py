@@ -91,6 +91,7 @@ async def unless_told_to_stop(
     if task.done():
         task.result()
         return True
+    # Before anything is stopped: work that still runs could start more.
     await cancelled(task)
     if keeping.done():
         keeping.result()
@@ -102,4 +103,5 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():
+        # Otherwise asyncio would log that nobody retrieved it.
         task.exception()

@@ -103,6 +103,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
                     f"Use that one, stop it with `kill {pid}`, or start this one in another folder."
                 ),
             ) from error
+        # The pid of an earlier run may have more digits.
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -129,6 +130,7 @@ class _Up:
         self._killed = False
 
     async def run(self) -> None:
+        # A closed terminal too must stop everything in order.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keeper.run(), name="keeper")
@@ -147,6 +149,7 @@ class _Up:
         view = self._view
         with view.step("Starting the servers"):
             await self._servers.start(view.done)
+        # Only now: a failure of the first start is an error, not a death to recover from.
         self._keeper.watch(self._servers.embedded)
         self._adopt_environment()
         first = self._suites[0].settings
@@ -181,6 +184,7 @@ class _Up:
         if embedded:
             await make_database(settings[0], DATABASE)
         if several:
+            # Before anything is created. In the embedded server, publications may not exist yet.
             await require_disjoint(settings, existing=not embedded)
         for suite in self._suites:
             tables = []
@@ -194,7 +198,9 @@ class _Up:
                     tables = []
             await init.run(suite.settings, tables, made)
         if several:
+            # `init` may have created or extended publications.
             await require_disjoint(settings, existing=True)
+        # Before the services start: wal-reader would only wait for the slot (docs/adr/0021).
         for one in settings:
             await require_free_slot(one)
         if made.things:
@@ -207,6 +213,7 @@ class _Up:
         )
         audit = load_audit(environment)
         environment |= audit.for_the_suite(environment) if audit.enabled else {}
+        # libpq reads the environment too, and must not find another server there.
         os.environ.clear()
         os.environ.update(environment)
         chosen = self._options.suites
@@ -223,6 +230,7 @@ class _Up:
         if len(self._suites) > 1:
             self._write_environment(self._suites[0], "env")
         for suite in self._suites:
+            # Only after all were started, so that they start in parallel.
             await suite.until_ready()
 
     def _write_environment(self, suite: Suite, name: str) -> None:
@@ -275,10 +283,12 @@ class _Up:
         running = [suite for suite in self._suites if suite.started]
         if running:
             with self._view.step("Stopping the services"):
+                # Suites don't depend on each other; within each one, the order holds.
                 await asyncio.gather(*(suite.supervisor.stop() for suite in running))
             each = f" of {len(running)} suites" if len(running) > 1 else ""
             order = f"stopped, {', '.join(running[0].ports)}, in this order"
             self._view.done(f"The services{each} {'were killed' if self._killed else order}")
+        # After the services, which confirm and report until their end.
         for server in reversed(self._servers.embedded):
             if server.running:
                 with self._view.step(f"Stopping {server.kind}"):
@@ -341,6 +351,7 @@ def _hasten(server: EmbeddedServer) -> None:
     """Hasten the stop that is under way."""
     if server.running:
         if isinstance(server, EmbeddedPostgres):
+            # Its immediate shutdown: SIGKILL would leave backends running.
             number = signal.SIGQUIT
         else:
             number = signal.SIGKILL

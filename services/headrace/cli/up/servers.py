@@ -101,6 +101,7 @@ class Servers:
             }
         if self.nats is not None:
             named["NATS_URL"] = self.nats.url
+            # The embedded server is configured for larger groups than a server by default.
             if "HEADRACE_ATOMIC_MESSAGES_MAX" not in self.environ:
                 named["HEADRACE_ATOMIC_MESSAGES_MAX"] = str(GROUP_MESSAGES_MAX)
         return named
@@ -109,6 +110,7 @@ class Servers:
         """The environment without variables that would point to other servers."""
         gone: set[str] = set()
         if self.postgres is not None:
+            # PGSSLMODE=require, for example, would fail: the embedded server has no TLS.
             gone |= {name for name in self.environ if name.startswith(("PG", "POSTGRES_BRIDGE_"))}
         if self.nats is not None:
             gone |= {name for name in self.environ if name.startswith("NATS_")}
@@ -172,6 +174,7 @@ class Servers:
 
     def _write_secret(self, name: str, text: str) -> Path:
         path = self.folder / name
+        # With its mode from the start: before a later chmod, others could read it.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(handle, "w") as file:
             file.write(text)

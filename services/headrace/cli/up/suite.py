@@ -101,6 +101,7 @@ class Suite:
 
     def _service_ports(self, telemetry: int | None, taken: set[int]) -> dict[str, int]:
         """The documented ports, unless a program uses them or another `up` may be about to."""
+        # A port that the user names is never replaced by another.
         if telemetry and not self._shift and not is_free(telemetry):
             raise PortTakenError(f"Telemetry can't listen on port {telemetry}: it is taken")
         documented = hold_documented_ports()
@@ -111,6 +112,7 @@ class Suite:
             else:
                 wanted = port if documented else 0
             found = free_port(preferred=wanted + self._shift if wanted else 0)
+            # Nothing listens on it yet, so it still looks free.
             while found in taken:
                 found = free_port()
             taken.add(found)

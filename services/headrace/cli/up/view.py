@@ -25,6 +25,7 @@ from headrace.supervisor.line import Line
 
 _NAME_WIDTH = 18
 _COLOURS = {"warning": "yellow", "error": "red", "critical": "red bold"}
+# A reason that persists is shown again after this time.
 _AGAIN_S = 60.0
 
 

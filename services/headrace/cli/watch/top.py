@@ -33,6 +33,7 @@ async def run(settings: Settings, *, url: str | None, interval_s: float, once: b
     past = Past()
     past.add(time.monotonic(), await fetch(base))
     if once or not console.is_terminal:
+        # Rates need two samples.
         await asyncio.sleep(min(interval_s, MEASURE_S))
         past.add(time.monotonic(), await fetch(base))
         console.print(screen(past))
@@ -64,6 +65,7 @@ def _leaving() -> Iterator[asyncio.Event]:
         return
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
+    # Not raw mode: Ctrl-C must stay a signal.
     tty.setcbreak(keyboard)
     loop.add_reader(keyboard, lambda: over.set() if sys.stdin.read(1) in ("q", "Q") else None)
     try:
