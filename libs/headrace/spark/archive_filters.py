@@ -61,6 +61,7 @@ def _narrowed(selection: RowSelection, column: str, asked: Any) -> RowSelection:
         if bounds.least is None:
             after = None
         else:
+            # Behind every position of the LSN before: ordinals stay below 2^62.
             after = (bounds.least - 1, 1 << 62)
         return replace(
             selection,

@@ -59,6 +59,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
+        # Spark's options ignore case.
         options = {name.lower(): value for name, value in given.items()}
         if not options.get("path"):
             raise ArchiveError(
@@ -220,6 +221,7 @@ def grouped(listed: Sequence[ListedFile], tasks: int, files_per_task: int) -> li
     made: list[FilesPartition] = []
     before = 0
     for file_id, item in listed:
+        # By all bytes so far, so that differences of single tasks don't add up.
         if made and before < len(made) * each and made[-1].stop - made[-1].first < files_per_task:
             made[-1].stop = file_id + 1
         else:
@@ -263,6 +265,7 @@ class ArchiveReader(DataSourceReader):  # type: ignore[misc]  # as above
         reader = self._options.wal_reader()
         first = self._first_id(reader)
         stop = self._options.to_id
+        # `toId` may be beyond the end: files that don't exist yet are not missing.
         if stop is not None and stop > first:
             listed = reader.list(first, stop)
             stop = listed[-1][0] + 1 if listed else first

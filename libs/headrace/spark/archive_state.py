@@ -29,10 +29,12 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
     `binary`. A JSON document is PostgreSQL's text if parsing it would lose information (`1.50`);
     otherwise, its spaces may differ.
     """
+    # The caller may have selected columns without it.
     if "exact" not in changes.columns:
         changes = changes.withColumn("exact", F.lit(None).cast("string"))
     at = F.struct("commit_lsn", "ordinal")
     last_truncate = changes.where("operation = 'truncate'").agg(F.max(at).alias("truncated"))
+    # A join with one row: collecting its value would run a job while the query is only planned.
     rows = changes.where(
         "operation IN ('insert', 'update', 'delete') AND key IS NOT NULL"
     ).crossJoin(F.broadcast(last_truncate))
@@ -98,6 +100,7 @@ def _steps(at: Any) -> Any:
     new = _exactly(F.from_json("after", _MAP), texts["after"])
     after = F.map_concat(new, F.coalesce(kept, F.create_map().cast(_MAP)))
     left = F.array_except(unchanged, F.coalesce(F.map_keys(kept), F.array().cast("array<string>")))
+    # With leading zeros, so that texts sort as positions do.
     move = F.when(
         moved & (F.size(left) > 0), F.format_string("%020d:%020d", "commit_lsn", "ordinal")
     )
@@ -109,6 +112,7 @@ def _steps(at: Any) -> Any:
 
 def _exactly(row: Any, texts: Any) -> Any:
     """The row with PostgreSQL's text of values whose JSON loses information."""
+    # map_concat raises at a key that both maps have, so replaced values are removed first.
     known = F.coalesce(texts, F.create_map().cast(_MAP))
     return F.map_concat(F.map_filter(row, lambda name, _: ~F.map_contains_key(known, name)), known)
 

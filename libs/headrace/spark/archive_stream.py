@@ -45,6 +45,7 @@ class ArchiveStreamReader(
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         end = self._end(start["id"])
+        # Later files are for the next run; an offset must never move back.
         if self._target is not None:
             end = max(start["id"], min(end, self._target))
         if isinstance(limit, ReadMaxFiles):
@@ -84,6 +85,7 @@ class ArchiveStreamReader(
         return rows(self._options, partition, self._options.start.selection)
 
     def commit(self, end: Offset) -> None:
+        # Spark has processed these files, so garbage collection may remove them.
         if self._options.name is not None:
             options = self._options.reader
             register(Store(self._options.url, options.store_options), self._options.name, end["id"])

@@ -44,10 +44,13 @@ class CsvRows:
         self._row = _row_maker(names)
         places = [str(place) for place in range(len(names))]
         types = {place: kind for place, (kind, _) in zip(places, self._columns, strict=True)}
+        # One block leaves nothing to divide, and Spark has a task for each core.
         self._read = csv.ReadOptions(use_threads=False, column_names=places)
+        # The NULL of a table with one column is an empty line.
         self._parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
         self._convert = csv.ConvertOptions(
             column_types=types,
+            # COPY writes NULL as nothing, and the empty string as two quotes.
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
@@ -137,10 +140,12 @@ def _numbers(filler: float) -> Reader:
 def iso_timestamps(column: Array, converter: Converter) -> Array | None:
     """A column rewritten as a whole; None unless all years have four digits."""
     ending, replaced = _TIMESTAMP_ENDINGS[converter]
+    # The 11th character is a space only after a year of four digits.
     plain = pc.and_(
         pc.starts_with(pc.binary_slice(column.cast(pa.binary()), 10, 11), " "),
         _ends(column, ending),
     )
+    # None if every value is NULL: such a column needs no other path.
     if pc.all(plain).as_py() is False:
         return None
     with_t = pc.binary_replace_slice(column, 10, 11, "T")

@@ -63,6 +63,7 @@ class SnapshotPlan:
 
     def copy_query(self, page_range: PageRange) -> str:
         """The rows of a range, in storage order."""
+        # ONLY: partitions have ranges themselves, and rows of inheriting tables belong to those.
         names = ", ".join(quote_name(column.name) for column in self.columns)
         where = " AND ".join(f"({condition})" for condition in (page_range.sql(), *self.conditions))
         # Every part is quoted.
@@ -114,4 +115,5 @@ class SnapshotPlan:
 
 
 _ENUMS = frozenset({"encoding", "arrays", "json_values", "values"})
+# By the class's fields, so that a new one can't be forgotten.
 _PLAIN = frozenset(SnapshotPlan.__slots__) - {"columns", "types", "tasks"}

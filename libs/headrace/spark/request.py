@@ -148,6 +148,7 @@ def _condition(condition: Any) -> Condition:
             return Condition(column, operator.lower())
         case [str(column), str(operator), value] if operator in _COMPARISONS and _is_name(column):
             return Condition(column, operator, _scalar(value))
+        # Not an empty list: `IN ()` is a syntax error.
         case [str(column), "in", list(values)] if values and _is_name(column):
             return Condition(column, "in", tuple(_scalar(value) for value in values))
         case _:
@@ -159,6 +160,7 @@ def _condition(condition: Any) -> Condition:
 
 
 def _scalar(value: Any) -> Scalar:
+    # PostgreSQL's text can't contain NUL.
     if isinstance(value, str) and "\0" not in value:
         return value
     if isinstance(value, bool | int | float):

@@ -18,6 +18,7 @@ HOLDER_SESSION: Final[Mapping[str, str]] = MappingProxyType(
         **NAME_SETTINGS,
         # For catalog queries; a COPY has its own.
         "statement_timeout": "60s",
+        # `quote_literal` relies on it: otherwise a backslash in a literal would escape.
         "standard_conforming_strings": "on",
         # A policy that hides rows must be an error, because the change stream contains them.
         "row_security": "off",
@@ -30,7 +31,9 @@ COPY_SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "enable_indexscan": "off",
         "enable_indexonlyscan": "off",
         "enable_bitmapscan": "off",
+        # Parallel workers deliver rows in any order.
         "max_parallel_workers_per_gather": "0",
+        # A synchronized scan starts somewhere in the middle of the table.
         "synchronize_seqscans": "off",
         # While an ALTER or TRUNCATE waits for the holder, every later reader waits behind it,
         # including tasks.

@@ -45,6 +45,7 @@ def start(options: TableOptions) -> Held:
     """A holder, with its snapshot taken."""
     application = f"headrace table {secrets.token_hex(6)}"
     request = options.request
+    # Any user can read a process's arguments: credentials stay in the environment.
     given = [
         request.table,
         request.schema,
@@ -89,6 +90,8 @@ async def hold(options: TableOptions, application: str, spark_pid: int) -> None:
     settings = options.settings()
     async with held_snapshot(settings, options.request) as held:
         _answer({"plan": base64.b64encode(plan_of(held, settings).pack()).decode()})
+        # Outside the transaction, in which pg_stat_activity would not change after its first
+        # reading.
         watch = await connect(settings.postgres, "headrace table watch")
         last_seen = time.monotonic()
         while (

@@ -16,6 +16,7 @@ from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot
 
 HOLD_S = 60.0
+# PostgreSQL's default; with another block size, ranges only differ in size.
 PAGE_BYTES = 8192
 
 

@@ -34,6 +34,7 @@ from headrace.spark.table_plan import TableOptions, plan_of
 
 PARSE_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
+# The receiver checks this often whether the task has ended.
 WAIT_S = 0.5
 # Spark's type name and pyarrow's, by the type's OID; integers of domains are long.
 _INTEGERS = {type_oids.INT2: ("short", pa.int16()), type_oids.INT4: ("int", pa.int32())}
@@ -172,6 +173,7 @@ def _blocks(plan: SnapshotPlan, partition: TablePartition) -> Iterator[bytes]:
                 raise block
             yield block
     finally:
+        # Also if Spark stops reading early, as for a LIMIT: the COPY ends as well.
         over.set()
 
 
@@ -205,6 +207,7 @@ async def _copy(
             await connection.copy_from_query(
                 plan.copy_query(page_range), output=receive, format="csv", encoding="utf8"
             )
+            # COPY finds the table by its name, and renaming a schema takes no lock on the table.
             await check_name(connection, page_range)
         if received:
             give(bytes(received))
