@@ -173,6 +173,9 @@ async def test_the_nats_server_of_audit_up_that_is_killed_comes_back_and_the_tra
     )
     environment = {
         **bemi_variables(database, names),
+        # Of a suite that is elsewhere: not this trail's.
+        "HEADRACE_SLOT": names.slot,
+        "SLOT_NAME": f"{names.slot}_trail",
     }
     async with Up(tmp_path, command=("audit", "up"), **environment) as up:
         await up.says("is written to")

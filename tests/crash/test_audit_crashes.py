@@ -74,7 +74,7 @@ async def audited(
     await source.execute("CREATE PUBLICATION headrace FOR TABLES IN SCHEMA public")
     environment = {
         **SETTINGS,
-        **destination.environment(nats_server.url),
+        **source.environment(nats_server.url),
         **SMALL,
     }
     environment |= {"DEST_DB_HOST": "127.0.0.1", "DEST_DB_PORT": str(other.port)}

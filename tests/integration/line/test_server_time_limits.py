@@ -40,7 +40,11 @@ async def settings(
             await database.execute(f"ALTER DATABASE \"{database.name}\" SET {name} = '{LIMIT_S}s'")
     yield load(
         {
-            **database.environment(nats_server.url),
+            "PG_HOST": "127.0.0.1",
+            "PG_PORT": str(database.port),
+            "PG_DB": database.name,
+            "POSTGRES_BRIDGE_USER": database.user,
+            "NATS_URL": nats_server.url,
         }
     )
 

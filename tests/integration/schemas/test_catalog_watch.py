@@ -317,10 +317,10 @@ async def test_a_domain_is_told_with_the_type_that_it_stands_on(line: Line) -> N
     await line.execute(
         "CREATE DOMAIN hours AS timestamptz(3); CREATE DOMAIN shift AS hours; CREATE DOMAIN bag AS "
         "jsonb;"
-        "CREATE DOMAIN names AS varchar(9)[]; CREATE TYPE mood AS ENUM ('sad')"
+        "CREATE DOMAIN names AS varchar(9)[]; CREATE TYPE feeling AS ENUM ('sad')"
     )
     await published(line, "stands")
-    await line.execute("ALTER TABLE stands ADD s shift, ADD b bag, ADD l names, ADD e mood")
+    await line.execute("ALTER TABLE stands ADD s shift, ADD b bag, ADD l names, ADD e feeling")
     by_catalog, _ = await told(line, "stands", "column_added")
     await line.execute("ALTER TABLE stands ADD t hours; INSERT INTO stands VALUES (2, 2)")
     with_row, _ = await told(line, "stands", "column_added")
