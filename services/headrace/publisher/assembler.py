@@ -471,8 +471,7 @@ class Assembler:
 
     def _referring(self, payload: Payload, key: frozenset[str], size: int) -> bytes:
         small = events.referring(payload, key, size, self._large_bucket)
-        encoded = events.encode(small, self._encoding)
-        if len(encoded) <= self._payload_bytes_max:
+        if len(encoded := events.encode(small, self._encoding)) <= self._payload_bytes_max:
             return encoded
         # Without a primary key, REPLICA IDENTITY FULL makes every column a key.
         small = events.referring(payload, (), size, self._large_bucket)
