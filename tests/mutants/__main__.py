@@ -104,7 +104,6 @@ REAL = {
         "tests/integration/publisher/test_event_shapes.py",
         "tests/integration/publisher/test_event_places.py",
         "tests/integration/schemas/test_schema_events.py",
-        "tests/integration/schemas/test_schema_versions.py",
         "tests/integration/publisher/test_deliveries.py",
         "tests/integration/line/test_line_faults.py",
     ),
