@@ -24,7 +24,7 @@ from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryRe
 from headrace.jetstream.provisioning import LARGE_MARGIN_S
 from headrace.jetstream.state import Cell
 from headrace.publisher.assembler import Mark, PublishedEvent
-from headrace.publisher.delivery import lane_of
+from headrace.publisher.event_delivery import lane_of
 from headrace.settings import DeliveryMode, Settings
 
 log = logs.logger("publisher")

@@ -23,7 +23,7 @@ from headrace.jetstream.provisioning import ensure_patiently
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
-from headrace.publisher import pipeline
+from headrace.publisher import run_parts
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.lag import AckLag
@@ -62,9 +62,9 @@ async def _work(
         if scope.stopping.is_set():
             return
         doubt.begin()
-        async with pipeline.opened(client, settings, scope.health.stats) as line:
-            sink = StreamSink(scope, line, relations, watch, lag, doubt)
-            follower = EpochFollower(scope, settings, client, sink, SERVICE, session, line.suite)
+        async with run_parts.opened(client, settings, scope.health.stats) as parts:
+            sink = StreamSink(scope, parts, relations, watch, lag, doubt)
+            follower = EpochFollower(scope, settings, client, sink, SERVICE, session, parts.suite)
             try:
                 await follower.run(pausing.paused.is_set)
             finally:

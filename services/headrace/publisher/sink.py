@@ -26,13 +26,13 @@ from headrace.publisher.doubt import Doubt
 from headrace.publisher.durability import Hold
 from headrace.publisher.gaps import gap_event
 from headrace.publisher.lag import AckLag, Frame, unix_s
-from headrace.publisher.pipeline import Pipeline
 from headrace.publisher.resume_point import (
     ResumePoint,
     SourceDivergedError,
     check_source,
     gap_before,
 )
+from headrace.publisher.run_parts import RunParts
 from headrace.publisher.table_events import TableEvents
 from headrace.settings import Compat
 
@@ -43,20 +43,20 @@ WRITING_TICK_S = 0.01
 
 
 class StreamSink:
-    """One run of the publisher, over a pipeline that is its own."""
+    """One run of the publisher, with its own parts."""
 
     def __init__(
         self,
         scope: Scope,
-        pipeline: Pipeline,
+        parts: RunParts,
         relations: Relations,
         watch: CatalogWatch,
         lag: AckLag,
         doubt: Doubt,
     ) -> None:
-        settings = pipeline.settings
+        settings = parts.settings
         self._scope = scope
-        self._line = pipeline
+        self._parts = parts
         self._relations = relations
         self._watch = watch
         self._lag = lag
@@ -68,11 +68,11 @@ class StreamSink:
         self._reports_gaps = settings.delivery.compat is Compat.NONE
         self._interval_s = settings.state.progress_interval_s
         self._stats = scope.health.stats
-        self._start = pipeline.start
-        self._pipe = pipeline.pipe
-        self._delivery = pipeline.delivery
-        self._progress = pipeline.progress
-        self._assembler = pipeline.assembler()
+        self._start = parts.start
+        self._pipe = parts.pipe
+        self._delivery = parts.delivery
+        self._progress = parts.progress
+        self._assembler = parts.assembler()
         self._hold = Hold(settings.delivery.hold_s)
         self._written_at = 0.0
         # Everything before this LSN has passed through here.
@@ -83,7 +83,7 @@ class StreamSink:
         # Published events stay where they are; those that the new epoch replays are skipped by
         # position.
         self._delivery.begin_epoch()
-        self._line.book.reach(self._delivery.position)
+        self._parts.book.reach(self._delivery.position)
         # Those that were delivered since progress was written count too: changes are skipped by
         # their position, which so must mean what it meant.
         progress = self._progress.progress
@@ -97,7 +97,7 @@ class StreamSink:
         gap = gap_before(start, opening)
         # A gap is reported once.
         self._start = replace(self._start, lost_up_to=0)
-        self._assembler = self._line.assembler()
+        self._assembler = self._parts.assembler()
         if gap is not None:
             await self._report_gap(gap)
         await self._progress.join(opening)
@@ -123,7 +123,7 @@ class StreamSink:
             return self._stored()
         self._note_acknowledged()
         await self._pipe.catch_up()
-        self._line.damage.check()
+        self._parts.damage.check()
         await self._report_catalog()
         await self._delivery.rest(more=demand is Demand.LITTLE)
         # Stored events need no memory: a window of them is held, not all that an interval brought.
@@ -217,11 +217,11 @@ class StreamSink:
         try:
             items = await self._decoded(lsn, message)
         except DecodeError as error:
-            if not self._line.parking.takes(message):
+            if not self._parts.parking.takes(message):
                 raise
             cursor = self._assembler.cursor
             hidden = self._assembler.tables.hidden(message)
-            await self._line.parking.put(lsn, cursor.unread(lsn), message, error, hidden)
+            await self._parts.parking.put(lsn, cursor.unread(lsn), message, error, hidden)
             failpoint("publisher.after_parking")
             cursor.pass_over()
             return
@@ -235,13 +235,13 @@ class StreamSink:
             return assembler.feed_claim(lsn, decoded, now)
         if not isinstance(decoded, Relation):
             return assembler.feed(lsn, decoded)
-        known_key = self._line.book.key_of(decoded.relation_id)
+        known_key = self._parts.book.key_of(decoded.relation_id)
         shape = await self._relations.describe(self._scope, decoded, assembler.cursor.xid)
         assembler.learn(TableEvents.of(shape, known_key))
         return []
 
     async def _deliver(self, items: list[PublishedEvent | Mark]) -> None:
-        items = await self._line.compression.of(items)
+        items = await self._parts.compression.of(items)
         rows: list[PublishedEvent] = []
         for item in items:
             # No isinstance, which is slower for a class that is a tuple.
@@ -272,9 +272,9 @@ class StreamSink:
         if reported:
             # Before any row: a restart finds the event only at the stream's end.
             await self._deliver_all()
-        for token in (*map(_token_of, reported), *self._line.book.adopted):
+        for token in (*map(_token_of, reported), *self._parts.book.adopted):
             await self._keep(token)
-        self._line.book.adopted.clear()
+        self._parts.book.adopted.clear()
 
     async def _publish(self, event: PublishedEvent, *, pending: bool = False) -> None:
         if not event.advances:
@@ -285,9 +285,9 @@ class StreamSink:
         await self._delivery.event(event)
 
     async def _keep(self, token: str, *, pending: bool = False) -> None:
-        entry = self._line.book.entry(token)
+        entry = self._parts.book.entry(token)
         if entry is not None:
-            await self._line.shelf.keep(token, replace(entry, pending=pending))
+            await self._parts.shelf.keep(token, replace(entry, pending=pending))
 
     def _begin_writing(self) -> None:
         self._written_at = time.monotonic()

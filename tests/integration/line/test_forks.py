@@ -31,7 +31,7 @@ from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import TableFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
-from headrace.publisher import pipeline
+from headrace.publisher import run_parts
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.lag import AckLag
 from headrace.publisher.resume_point import SourceDivergedError
@@ -142,11 +142,11 @@ async def following(
     stats = scope.health.stats
 
     async def follow() -> None:
-        async with pipeline.opened(client, settings, stats) as line:
+        async with run_parts.opened(client, settings, stats) as parts:
             lag, doubt = AckLag(stats, scope.health.traces), Doubt(lambda: None)
-            sink = StreamSink(scope, line, catalog, watch, lag, doubt)  # type: ignore[arg-type]  # as much as it takes
+            sink = StreamSink(scope, parts, catalog, watch, lag, doubt)  # type: ignore[arg-type]  # as much as it takes
             await EpochFollower(
-                scope, settings, client, sink, "publisher", "session", line.suite
+                scope, settings, client, sink, "publisher", "session", parts.suite
             ).run()
 
     follower = asyncio.create_task(follow(), name="follower")

@@ -13,9 +13,9 @@ from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Mark, PublishedEvent
-from headrace.publisher.delivery import Delivery, lane_of
+from headrace.publisher.event_delivery import Delivery, lane_of
 from headrace.publisher.resume_point import Progress, ResumePoint
-from headrace.publisher.transactions import SPLIT_HEADER, AtomicDelivery
+from headrace.publisher.transaction_delivery import SPLIT_HEADER, TransactionDelivery
 
 SOURCE = "shop"
 
@@ -229,7 +229,7 @@ def transaction(lsn: int, size: int, **more: Any) -> list[PublishedEvent]:
 
 @both_ways
 async def test_whole_transactions_join_a_group_as_far_as_they_fit(together: bool) -> None:
-    one = Line(AtomicDelivery)
+    one = Line(TransactionDelivery)
     for lsn, size in ((11, 2), (12, 2), (13, 3)):
         await one.take(*transaction(lsn, size), together=together)
         await one.delivery.mark(Mark(lsn + 1, whole=True))
@@ -244,7 +244,7 @@ async def test_whole_transactions_join_a_group_as_far_as_they_fit(together: bool
 async def test_of_an_open_transaction_nothing_is_published_and_it_comes_again(
     together: bool,
 ) -> None:
-    one = Line(AtomicDelivery)
+    one = Line(TransactionDelivery)
     await one.take(*transaction(11, 3)[:2], together=together)
     assert one.pipe.ids == []
     assert one.delivery.accepted == 2
@@ -262,7 +262,7 @@ async def test_of_an_open_transaction_nothing_is_published_and_it_comes_again(
 async def test_a_transaction_larger_than_a_group_is_published_in_parts_that_say_so(
     together: bool,
 ) -> None:
-    one = Line(AtomicDelivery)
+    one = Line(TransactionDelivery)
     await one.take(*transaction(10, 1), together=together)
     await one.take(*transaction(11, 7), together=together)
     await one.delivery.mark(Mark(12, whole=True))
@@ -278,7 +278,7 @@ async def test_a_transaction_larger_than_a_group_is_published_in_parts_that_say_
 async def test_the_rest_of_a_transaction_of_which_a_part_is_stored_is_a_part_too(
     together: bool,
 ) -> None:
-    one = Line(AtomicDelivery, at=(11, 0))
+    one = Line(TransactionDelivery, at=(11, 0))
     await one.take(*transaction(11, 3), together=together)
     await one.delivery.mark(Mark(12, whole=True))
     await one.take(*transaction(13, 2), together=together)
@@ -289,7 +289,7 @@ async def test_the_rest_of_a_transaction_of_which_a_part_is_stored_is_a_part_too
 
 
 async def test_a_group_grows_while_another_is_stored_and_more_is_at_hand() -> None:
-    one = Line(AtomicDelivery)
+    one = Line(TransactionDelivery)
     await one.take(*transaction(11, 1))
     one.pipe.flying = True
     await one.delivery.rest(more=True)
@@ -303,7 +303,7 @@ async def test_a_group_grows_while_another_is_stored_and_more_is_at_hand() -> No
 
 
 async def test_what_describes_an_event_is_stored_with_its_transaction() -> None:
-    one = Line(AtomicDelivery)
+    one = Line(TransactionDelivery)
     await one.take(schema(11, "s"), *transaction(11, 2))
     await one.delivery.mark(Mark(12, whole=True))
     assert one.pipe.ids == ["s", "11-0", "11-1"]

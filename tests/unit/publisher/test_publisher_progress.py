@@ -22,9 +22,9 @@ from headrace.metrics.counters import Counters
 from headrace.pgoutput import messages
 from headrace.postgres.facts import CatalogSnapshot, TableFacts
 from headrace.publisher.assembler import Assembler, Mark, PublishedEvent
-from headrace.publisher.batches import Batches
+from headrace.publisher.batch_delivery import BatchDelivery
 from headrace.publisher.catalog_watch import CatalogWatch
-from headrace.publisher.delivery import Delivery
+from headrace.publisher.event_delivery import Delivery
 from headrace.publisher.resume_point import (
     COMPLETE_MAX,
     Progress,
@@ -199,7 +199,7 @@ class TestBehindLanes:
         found = replace(place(progress), lanes={"a": Position(500, 0)})
         pipe, large = cast("Pipe", Sent()), cast("LargeStore", None)
         delivery = (
-            Batches(pipe, large, found, Counters(), Settings(), 1_000_000)
+            BatchDelivery(pipe, large, found, Counters(), Settings(), 1_000_000)
             if batches
             else Delivery(pipe, large, found, Counters(), "slot")
         )

@@ -23,7 +23,7 @@ from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import TableFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
-from headrace.publisher import pipeline
+from headrace.publisher import run_parts
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.lag import AckLag
 from headrace.publisher.resume_point import SourceDivergedError
@@ -123,8 +123,8 @@ async def running(
     watch = SimpleNamespace(due=lambda *_: None)
     doubt = Doubt(lambda: healed.append(1) if healed is not None else None)
     lag = AckLag(scope.health.stats, scope.health.traces)
-    async with pipeline.opened(nats.client(), of, scope.health.stats) as line:
-        sink = StreamSink(scope, line, cast("Any", Catalog(of)), cast("Any", watch), lag, doubt)
+    async with run_parts.opened(nats.client(), of, scope.health.stats) as parts:
+        sink = StreamSink(scope, parts, cast("Any", Catalog(of)), cast("Any", watch), lag, doubt)
         try:
             yield Run(scope, sink, nats)
         finally:

@@ -16,9 +16,9 @@ from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
-from headrace.publisher import batches
+from headrace.publisher import batch_delivery
 from headrace.publisher.assembler import Mark, PublishedEvent
-from headrace.publisher.batches import Batches
+from headrace.publisher.batch_delivery import BatchDelivery
 from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.settings import load
 
@@ -55,10 +55,10 @@ def delivery(
     bytes_max: int = 1000,
     payload_max: int = 1000,
     **place: Any,
-) -> Batches:
+) -> BatchDelivery:
     settings = load({})
     limits = replace(settings.delivery, batch_events_max=events_max, batch_bytes_max=bytes_max)
-    return Batches(
+    return BatchDelivery(
         cast("Any", pipe),
         cast("Any", None),
         ResumePoint(Progress(), frozenset(), Tail(1, 0, ""), **place),
@@ -74,7 +74,7 @@ def event(at: int, table: str = "t", size: int = 1) -> PublishedEvent:
     return PublishedEvent(f"cdc.{table}.insert", f"id{at}", payload, position=Position(at, 0))
 
 
-def wait_s(taken: Batches) -> Any:
+def wait_s(taken: BatchDelivery) -> Any:
     """Read again each time, which mypy does not expect of a property."""
     return taken.wait_s
 
@@ -160,7 +160,7 @@ async def test_an_older_mark_after_a_new_beginning_takes_nothing_back() -> None:
 
 async def test_an_array_waits_for_its_age_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(batches, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(batch_delivery, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     pipe = Written()
     taken = delivery(pipe)
     age_s = load({}).delivery.batch_age_max_s

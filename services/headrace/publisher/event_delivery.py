@@ -1,7 +1,7 @@
-"""Turns events into messages, one each; also the common part of the other delivery modes.
+"""`--delivery event`: a message for each event; also the base of the other delivery modes.
 
 A delivery knows how far the stream has been given events (`position`), skips what is there already,
-and tells which LSN may be confirmed. Promises: events of a table never change their order; a mark
+and says which LSN may be confirmed. Promises: events of a table never change their order; a mark
 counts only when every event before it is stored.
 """
 
@@ -43,7 +43,7 @@ class _End(NamedTuple):
 
 
 class Delivery:
-    """`--delivery event`: a message for each event, immediately."""
+    """A message for each event, immediately."""
 
     def __init__(
         self, pipe: Pipe, large: LargeStore, place: ResumePoint, stats: Counters, source: str

@@ -14,7 +14,7 @@ from headrace.jetstream.object_store import LargeStore
 from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.atomic_pipe import AtomicPipe
-from headrace.publisher.delivery import Delivery
+from headrace.publisher.event_delivery import Delivery
 from headrace.publisher.resume_point import ResumePoint
 
 SPLIT_HEADER = {"Headrace-Transaction": "split"}
@@ -26,7 +26,7 @@ class SchemaEventsVoidError(HeadraceError):
     retry = True
 
 
-class AtomicDelivery(Delivery):
+class TransactionDelivery(Delivery):
     def __init__(
         self, pipe: AtomicPipe, large: LargeStore, place: ResumePoint, stats: Counters, source: str
     ) -> None:

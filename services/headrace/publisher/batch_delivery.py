@@ -24,7 +24,7 @@ from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Mark, PublishedEvent
-from headrace.publisher.delivery import Delivery, lane_of
+from headrace.publisher.event_delivery import Delivery, lane_of
 from headrace.publisher.resume_point import ResumePoint
 from headrace.settings import Settings
 
@@ -39,7 +39,7 @@ class _Batch:
     last_id: str = ""
 
 
-class Batches(Delivery):
+class BatchDelivery(Delivery):
     def __init__(
         self,
         pipe: Pipe,

@@ -1,4 +1,4 @@
-"""Everything that one run of the publisher consists of, from the stream's tail as it is now."""
+"""Opens the parts of one run of the publisher, at the end of the stream as it is now."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from headrace.jetstream.state import Cell, bucket, suite_identity
 from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Assembler
 from headrace.publisher.atomic_pipe import AtomicPipe
-from headrace.publisher.batches import Batches
+from headrace.publisher.batch_delivery import BatchDelivery
 from headrace.publisher.compression import Compression
 from headrace.publisher.damage import Damage
-from headrace.publisher.delivery import Delivery
+from headrace.publisher.event_delivery import Delivery
 from headrace.publisher.pipe_choice import chosen_pipe
 from headrace.publisher.progress_writer import ProgressWriter
 from headrace.publisher.resume_point import (
@@ -31,14 +31,14 @@ from headrace.publisher.resume_point import (
 )
 from headrace.publisher.schema_book import SchemaBook
 from headrace.publisher.schema_book_store import BookShelf
-from headrace.publisher.transactions import AtomicDelivery
+from headrace.publisher.transaction_delivery import TransactionDelivery
 from headrace.settings import Compat, DeliveryMode, Settings
 
 log = logs.logger("publisher")
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class RunParts:
     """From a change to a stored message; `start` is the end of the stream at that time."""
 
     settings: Settings
@@ -70,8 +70,8 @@ class Pipeline:
 
 
 @contextlib.asynccontextmanager
-async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIterator[Pipeline]:
-    """A pipeline whose pipe is open."""
+async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIterator[RunParts]:
+    """The parts of a new run; its pipe is open."""
     js = client.jetstream()
     source = settings.source.slot
     streams = settings.streams
@@ -91,7 +91,7 @@ async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIt
     parked = LargeStore(js, streams.parked, client.max_payload)
     # Opened last: from then on other suites see it as a writer.
     pipe = await chosen_pipe(client, settings, stats, tail)
-    made = Pipeline(
+    parts = RunParts(
         settings=settings,
         start=start,
         suite=suite,
@@ -107,19 +107,19 @@ async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIt
     )
     await pipe.open(start.tail)
     try:
-        await _report_damage(made, stats)
-        async with made.damage.watched():
-            yield made
+        await _report_damage(parts, stats)
+        async with parts.damage.watched():
+            yield parts
     finally:
         await pipe.close()
 
 
-async def _report_damage(line: Pipeline, stats: Counters) -> None:
+async def _report_damage(parts: RunParts, stats: Counters) -> None:
     """Report it before the first event: after one, a lost tail would look like a hole."""
-    settings = line.settings
+    settings = parts.settings
     has_gaps = settings.delivery.compat is Compat.NONE
     encoding = settings.format.encoding if has_gaps else None
-    await line.damage.report(line.start, settings.source.slot, encoding, line.pipe, stats)
+    await parts.damage.report(parts.start, settings.source.slot, encoding, parts.pipe, stats)
 
 
 def _delivery(
@@ -128,9 +128,9 @@ def _delivery(
     large = LargeStore(client.jetstream(), settings.streams.large, client.max_payload)
     source = settings.source.slot
     if isinstance(pipe, AtomicPipe):
-        return AtomicDelivery(pipe, large, start, stats, source)
+        return TransactionDelivery(pipe, large, start, stats, source)
     if settings.delivery.mode is DeliveryMode.BATCH:
         # An array that is larger than a message could never be stored.
         room = client.max_payload - HEADERS_BYTES_MAX
-        return Batches(pipe, large, start, stats, settings, room)
+        return BatchDelivery(pipe, large, start, stats, settings, room)
     return Delivery(pipe, large, start, stats, source)
