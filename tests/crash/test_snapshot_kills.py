@@ -24,7 +24,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from headrace.contract.events import decode
-from headrace.contract.naming import (
+from headrace.contract.subjects_and_ids import (
     chunk_subject,
     meta_subject,
     snapshot_error_subject,

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgpack
 
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import format_lsn
 from headrace.mirror import Mirror
 from headrace.mirror.sqlite import SqliteTarget

@@ -18,7 +18,7 @@ from headrace.archive.entry import RowEntry, RowKind
 from headrace.archive.errors import ArchiveError
 from headrace.archive.metadata import SegmentInfo, TableInfo
 from headrace.contract import events
-from headrace.contract.naming import (
+from headrace.contract.subjects_and_ids import (
     Operation,
     change_subject,
     emitted_message_id,

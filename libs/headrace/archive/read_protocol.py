@@ -40,7 +40,7 @@ from headrace.archive.store import (
     Request,
     Wait,
 )
-from headrace.contract.table_names import table_of
+from headrace.contract.table_patterns import table_of
 
 T = TypeVar("T")
 Steps = Generator[Request, Any, T]
@@ -52,7 +52,7 @@ FIND_ATTEMPTS = 10
 class WalReaderOptions:
     """Options of a `WalReader` or `AsyncWalReader`."""
 
-    # "schema.table", as commands name tables (`headrace.contract.table_names`); empty for all
+    # "schema.table", as commands name tables (`headrace.contract.table_patterns`); empty for all
     # tables.
     tables: tuple[str, ...] = ()
     # How long to wait before asking for the next file again.

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from headrace.audit.table import AuditTable
-from headrace.contract.table_names import schema_and_name
+from headrace.contract.table_patterns import schema_and_name
 from headrace.errors import SettingError
 
 LIMIT_MAX = 1000

@@ -1,7 +1,7 @@
 """Every internal subject of NATS core. Pure.
 
 The subjects of changes, schemas and snapshots, which consumers rely on, are in
-`headrace.contract.naming`.
+`headrace.contract.subjects_and_ids`.
 """
 
 from __future__ import annotations

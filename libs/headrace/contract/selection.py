@@ -2,15 +2,15 @@
 
 Patterns are `table`, `schema.table` or `schema.*`, with `*` for any run of characters; columns are
 `schema.table.column` or `table.column`; names with dots are quoted
-(`headrace.contract.table_names`). Excluded tables and columns are left out everywhere: events, old
-rows, keys, schemas and snapshots.
+(`headrace.contract.table_patterns`). Excluded tables and columns are left out everywhere: events,
+old rows, keys, schemas and snapshots.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.contract.table_names import column_named, names_table
+from headrace.contract.table_patterns import column_named, names_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 from headrace.consumer import Event
 from headrace.consumer.messages import events_of
 from headrace.contract.events import GAP
-from headrace.contract.naming import CDC_SUBJECTS, table_token
+from headrace.contract.subjects_and_ids import CDC_SUBJECTS, table_token
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.jetstream.holes import HolesError, keeps_all, known_holes, within
 from headrace.jetstream.range_reader import Stretch, StretchError

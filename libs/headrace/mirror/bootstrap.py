@@ -28,7 +28,7 @@ from headrace.consumer import (
     follow,
 )
 from headrace.contract.events import decode
-from headrace.contract.naming import CDC, GAP_SUBJECT, schema_subject
+from headrace.contract.subjects_and_ids import CDC, GAP_SUBJECT, schema_subject
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.changes import staged_steps

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from headrace.consumer import Event
 from headrace.contract.events import GAP, SCHEMA
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import parse_lsn
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape

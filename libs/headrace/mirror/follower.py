@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from headrace import log as logs
 from headrace.consumer import Consumer, Event, MemoryWatermarks, Subscription, Watermark, follow
 from headrace.contract.events import GAP
-from headrace.contract.naming import CDC, CDC_SUBJECTS, GAP_SUBJECT, table_token
+from headrace.contract.subjects_and_ids import CDC, CDC_SUBJECTS, GAP_SUBJECT, table_token
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN, parse_lsn
 from headrace.metrics.counters import Counters

@@ -21,7 +21,7 @@ from nats.js.errors import APIError, NotFoundError
 from headrace import log as logs
 from headrace.consumer import RetentionGapError, StreamMissingError
 from headrace.consumer.behind import behind
-from headrace.contract.naming import split_table_token, table_token
+from headrace.contract.subjects_and_ids import split_table_token, table_token
 from headrace.errors import HeadraceError, describe, leaves
 from headrace.metrics.counters import Counters
 from headrace.mirror.bootstrap import Bootstrap, Streams

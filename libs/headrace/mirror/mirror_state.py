@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from headrace import log as logs
 from headrace.consumer import Event, Watermark
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import format_lsn
 from headrace.mirror.assembly import is_outside
 from headrace.mirror.plan import coalesced

@@ -24,7 +24,7 @@ from headrace.consumer.messages import events_of
 from headrace.consumer.reference import whole
 from headrace.contract import exact
 from headrace.contract.events import REPLY_HEADER, decode
-from headrace.contract.naming import (
+from headrace.contract.subjects_and_ids import (
     chunk_subject,
     meta_subject,
     snapshot_error_subject,

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.consumer import Watermark
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import Position
 
 Marks = dict[str, Watermark]

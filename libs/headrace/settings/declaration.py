@@ -14,7 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from headrace.contract.table_names import listed
+from headrace.contract.table_patterns import listed
 from headrace.errors import SettingError
 
 T = TypeVar("T")

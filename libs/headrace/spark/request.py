@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.contract.events import decode
-from headrace.contract.naming import SNAPSHOT, split_table_token
+from headrace.contract.subjects_and_ids import SNAPSHOT, split_table_token
 from headrace.errors import DecodeError, HeadraceError
 from headrace.postgres.quoting import quote_literal, quote_name
 from headrace.settings import SnapshotValues

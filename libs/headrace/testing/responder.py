@@ -26,7 +26,7 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
 from headrace.contract.events import decode
-from headrace.contract.naming import chunk_subject, snapshot_request_subject, table_token
+from headrace.contract.subjects_and_ids import chunk_subject, snapshot_request_subject, table_token
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres
 from headrace.settings import PostgresSettings

@@ -17,7 +17,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from headrace.consumer.messages import events_of
-from headrace.contract.naming import CDC
+from headrace.contract.subjects_and_ids import CDC
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN
 from headrace.mirror.mirror_state import has_passed, lanes_of, seen_by, tables_of

@@ -21,7 +21,7 @@ from headrace.cli.audit import commands as audit_commands
 from headrace.cli.mirror import commands as mirror_commands
 from headrace.cli.outcome import fail
 from headrace.cli.usage import HELP_NAMES, readable
-from headrace.contract.table_names import listed
+from headrace.contract.table_patterns import listed
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import DeliveryMode, Settings, load

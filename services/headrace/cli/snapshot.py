@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from headrace.cli import session
 from headrace.cli.terminal import Console
 from headrace.contract.events import decode
-from headrace.contract.naming import chunk_subject, snapshot_cancel_subject, table_token
-from headrace.contract.table_names import table_of
+from headrace.contract.subjects_and_ids import chunk_subject, snapshot_cancel_subject, table_token
+from headrace.contract.table_patterns import table_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn
 from headrace.mirror.snapshots import Progress as SnapshotProgress

@@ -17,7 +17,7 @@ from headrace.confirming.relation_shape import DescribedRelations, Values
 from headrace.confirming.transaction_cursor import ProtocolError, TransactionCursor
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
-from headrace.contract.naming import emitted_message_id, message_subject, schema_subject
+from headrace.contract.subjects_and_ids import emitted_message_id, message_subject, schema_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
 from headrace.jetstream.publishing.message import NO_HEADERS

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 
 from headrace.contract import events
-from headrace.contract.naming import MESSAGES, batch_subject
+from headrace.contract.subjects_and_ids import MESSAGES, batch_subject
 from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Pipe

@@ -5,7 +5,7 @@ Pure.
 from __future__ import annotations
 
 from headrace.contract import events
-from headrace.contract.naming import GAP_SUBJECT, gap_id
+from headrace.contract.subjects_and_ids import GAP_SUBJECT, gap_id
 from headrace.contract.values import Encoding
 from headrace.lsn import Gap, Position, format_lsn
 from headrace.publisher.assembler import PublishedEvent

@@ -18,7 +18,7 @@ from headrace.confirming import source_identity
 from headrace.confirming.source_identity import SourceIdentity
 from headrace.contract import events
 from headrace.contract.dictionaries import ZSTD_MAGIC, UnknownDictionaryError
-from headrace.contract.naming import MESSAGES, table_token
+from headrace.contract.subjects_and_ids import MESSAGES, table_token
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.publishing.stream_tail import Reader, StreamTail, Suspect, Tail, TailMark
 from headrace.jetstream.state import Cell

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.contract import schemas
-from headrace.contract.naming import table_token
 from headrace.contract.schemas import Change, TableShape
+from headrace.contract.subjects_and_ids import table_token
 from headrace.errors import DecodeError
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.ddl_trigger import Ddl, DdlTable

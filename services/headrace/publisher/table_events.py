@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.confirming.relation_shape import RelationShape, Values
-from headrace.contract.naming import Operation, change_subject, message_id, table_token
 from headrace.contract.schemas import ColumnShape, TableShape, fill
+from headrace.contract.subjects_and_ids import Operation, change_subject, message_id, table_token
 from headrace.contract.values import Converter
 from headrace.pgoutput.messages import Relation, RelationColumn
 from headrace.postgres.facts import TableFacts

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
 
-from headrace.contract.naming import CDC
+from headrace.contract.subjects_and_ids import CDC
 from headrace.jetstream.publishing.message import Message
 from headrace.metrics.counters import Counters
 

@@ -16,7 +16,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from headrace import log as logs
 from headrace.contract.events import decode
-from headrace.contract.naming import schema_subject, table_token
+from headrace.contract.subjects_and_ids import schema_subject, table_token
 from headrace.errors import DecodeError, describe
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.contract.events import Payload
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.contract.values import Encoding
 from headrace.postgres.facts import PublishedColumn, PublishedTable
 

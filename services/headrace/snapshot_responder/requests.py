@@ -23,7 +23,7 @@ from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.contract.events import decode
-from headrace.contract.naming import (
+from headrace.contract.subjects_and_ids import (
     PUBLIC,
     SNAPSHOT,
     SNAPSHOT_CANCEL_SUBJECTS,

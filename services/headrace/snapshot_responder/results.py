@@ -19,7 +19,7 @@ from nats.js.errors import NotFoundError
 
 from headrace import log as logs
 from headrace.contract.events import decode, encode
-from headrace.contract.naming import chunk_subject, meta_subject, snapshot_error_subject
+from headrace.contract.subjects_and_ids import chunk_subject, meta_subject, snapshot_error_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError, describe
 from headrace.jetstream.errors import is_away

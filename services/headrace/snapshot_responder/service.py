@@ -15,7 +15,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
-from headrace.contract.naming import SNAPSHOT_REQUEST_SUBJECTS
+from headrace.contract.subjects_and_ids import SNAPSHOT_REQUEST_SUBJECTS
 from headrace.errors import describe
 from headrace.jetstream.provisioning import ensure_patiently
 from headrace.process.leased import run_leased

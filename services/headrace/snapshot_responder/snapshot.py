@@ -21,7 +21,7 @@ from nats.js.api import Header
 from headrace import log as logs
 from headrace.bus import subjects
 from headrace.contract.events import encode
-from headrace.contract.naming import meta_subject, snapshot_progress_subject
+from headrace.contract.subjects_and_ids import meta_subject, snapshot_progress_subject
 from headrace.errors import HeadraceError
 from headrace.jetstream.errors import is_away
 from headrace.lsn import format_lsn

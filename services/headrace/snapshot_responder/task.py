@@ -24,7 +24,7 @@ from nats.js import JetStreamContext
 from nats.js.api import Header
 from nats.js.errors import APIError
 
-from headrace.contract.naming import chunk_subject
+from headrace.contract.subjects_and_ids import chunk_subject
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError, leaves
 from headrace.jetstream.connection import connect_once

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.bus import subjects
 from headrace.contract.events import decode
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.embedded.nats import EmbeddedNats
 from headrace.errors import DecodeError
 from headrace.testing.database import Database

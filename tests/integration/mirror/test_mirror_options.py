@@ -18,7 +18,7 @@ from nats.js.errors import NotFoundError
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.contract.events import decode, encode
-from headrace.contract.naming import GAP_SUBJECT
+from headrace.contract.subjects_and_ids import GAP_SUBJECT
 from headrace.contract.values import Encoding
 from headrace.lsn import format_lsn
 from headrace.mirror.mirror_state import tables_of

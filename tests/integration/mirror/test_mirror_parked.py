@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 
 from headrace.consumer import Watermark
 from headrace.contract.events import REPLY_HEADER, encode
-from headrace.contract.naming import meta_subject, schema_subject, table_token
+from headrace.contract.subjects_and_ids import meta_subject, schema_subject, table_token
 from headrace.contract.values import Encoding
 from headrace.jetstream.provisioning import ensure
 from headrace.mirror import Mirror, opened

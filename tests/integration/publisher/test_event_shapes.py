@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.testing.line import Line, brief
 from tests.support.versions import on_both_versions
 

@@ -12,7 +12,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError
 
 from headrace.contract.events import decode, encode
-from headrace.contract.naming import schema_subject, table_token
+from headrace.contract.subjects_and_ids import schema_subject, table_token
 from headrace.contract.values import Encoding
 from headrace.embedded.nats import EmbeddedNats
 from headrace.testing.database import Database

@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from headrace.contract.events import REPLY_HEADER, decode
-from headrace.contract.naming import snapshot_request_subject
+from headrace.contract.subjects_and_ids import snapshot_request_subject
 from headrace.jetstream.provisioning import ensure
 from headrace.settings import StreamSettings
 from headrace.testing.database import Database

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from headrace.contract.events import decode
-from headrace.contract.naming import snapshot_cancel_subject
+from headrace.contract.subjects_and_ids import snapshot_cancel_subject
 from headrace.testing.responder import RESULT_TIMEOUT_S, Consumer, SnapshotFailedError
 
 pytestmark = pytest.mark.spark

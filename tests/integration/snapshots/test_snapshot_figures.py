@@ -10,7 +10,7 @@ from nats.aio.msg import Msg
 
 from headrace.bus import participation, subjects
 from headrace.contract.events import decode
-from headrace.contract.naming import snapshot_progress_subject
+from headrace.contract.subjects_and_ids import snapshot_progress_subject
 from headrace.metrics.counters import Stats
 from headrace.testing.responder import Consumer
 

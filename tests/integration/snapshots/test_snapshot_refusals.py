@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client
 
 from headrace.contract.events import decode, encode
-from headrace.contract.naming import meta_subject, snapshot_request_subject
+from headrace.contract.subjects_and_ids import meta_subject, snapshot_request_subject
 from headrace.contract.values import Encoding
 from headrace.settings import load
 from headrace.snapshot_responder.results import Results

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 
 from headrace.contract.events import decode
-from headrace.contract.naming import snapshot_request_subject
+from headrace.contract.subjects_and_ids import snapshot_request_subject
 from headrace.settings import PostgresSettings, Settings, SourceSettings
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import TableRefusedError, held_snapshot

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 from nats.aio.client import Client
 
-from headrace.contract.naming import chunk_subject, table_token
+from headrace.contract.subjects_and_ids import chunk_subject, table_token
 from headrace.contract.values import Encoding
 from headrace.postgres.connection import connect
 from headrace.settings import (

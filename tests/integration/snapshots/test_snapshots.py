@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from headrace.consumer.reference import whole
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import parse_lsn
 from headrace.pgoutput.decoder import decode as decode_change
 from headrace.pgoutput.messages import Begin, Insert

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from headrace.contract.exact import ExactText
-from headrace.contract.naming import split_table_token, table_token
+from headrace.contract.subjects_and_ids import split_table_token, table_token
 from headrace.mirror.postgres import PostgresTarget, error_of, table_name
 from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.table import Column, Table

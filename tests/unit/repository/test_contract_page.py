@@ -20,7 +20,7 @@ from jsonschema.validators import extend
 from referencing import Registry, Resource
 
 from headrace.confirming.relation_shape import RelationShape
-from headrace.contract import events, naming, schemas
+from headrace.contract import events, schemas, subjects_and_ids
 from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.lsn import Gap, format_lsn
@@ -106,16 +106,16 @@ def test_ids_and_subjects_of_the_page_are_those_that_the_code_makes() -> None:
     for name, text in examples():
         body = json.loads(text)
         if name == "change-event":
-            token = naming.table_token(body["schema"], body["table"])
-            operation = naming.Operation(body["operation"].lower())
-            assert body["subject"] == naming.change_subject(token, operation)
-            assert body["msg_id"] == naming.message_id(body["lsn"], token, operation)
+            token = subjects_and_ids.table_token(body["schema"], body["table"])
+            operation = subjects_and_ids.Operation(body["operation"].lower())
+            assert body["subject"] == subjects_and_ids.change_subject(token, operation)
+            assert body["msg_id"] == subjects_and_ids.message_id(body["lsn"], token, operation)
         elif name == "schema-event":
-            assert body["subject"] == naming.schema_subject(
-                naming.table_token(body["schema"], body["table"])
+            assert body["subject"] == subjects_and_ids.schema_subject(
+                subjects_and_ids.table_token(body["schema"], body["table"])
             )
         elif name == "message-event":
-            assert body["subject"] == naming.message_subject(body["prefix"])
+            assert body["subject"] == subjects_and_ids.message_subject(body["prefix"])
         elif name == "snapshot-request":
             parse_request("snapshot.request.users", text.encode())
 
@@ -128,7 +128,7 @@ def test_names_of_the_page_are_those_that_the_code_makes() -> None:
         ("public", "Größe"),
         ("public", "_message"),
     ):
-        assert f"`{naming.table_token(schema, table)}`" in text
+        assert f"`{subjects_and_ids.table_token(schema, table)}`" in text
     for column in ("cdc", "init", "requests", "schemas", "state"):
         assert f"`{getattr(StreamSettings(), column)}`" in text
 
@@ -139,16 +139,16 @@ def test_the_async_api_names_every_subject_and_every_schema() -> None:
     t = "{table}"
     assert addresses == {
         f"cdc.{t}.{{operation}}",
-        naming.batch_subject(t),
-        naming.schema_subject(t),
+        subjects_and_ids.batch_subject(t),
+        subjects_and_ids.schema_subject(t),
         "cdc._message.{prefix}",
-        naming.GAP_SUBJECT,
+        subjects_and_ids.GAP_SUBJECT,
         f"$KV.{Settings().streams.schemas}.{t}",
-        naming.snapshot_request_subject(t),
-        naming.chunk_subject(t, "{snapshotId}", 0).replace(".0", ".{chunk}"),
-        naming.meta_subject(t),
-        naming.snapshot_error_subject(t),
-        naming.snapshot_progress_subject(t),
+        subjects_and_ids.snapshot_request_subject(t),
+        subjects_and_ids.chunk_subject(t, "{snapshotId}", 0).replace(".0", ".{chunk}"),
+        subjects_and_ids.meta_subject(t),
+        subjects_and_ids.snapshot_error_subject(t),
+        subjects_and_ids.snapshot_progress_subject(t),
         None,
     }
     declared = api["components"]["messages"]
@@ -164,7 +164,7 @@ def test_the_async_api_names_every_subject_and_every_schema() -> None:
         "#/channels/snapshotReplies"
     }
     assert api["channels"]["changes"]["parameters"]["operation"]["enum"] == [
-        str(o) for o in naming.Operation
+        str(o) for o in subjects_and_ids.Operation
     ]
 
 
@@ -271,7 +271,7 @@ def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(
 ) -> None:
     event = gap_event(Gap(0x16FC0E8, 0x171C268, reason), "headrace", encoding, first_lost)
     check("gap-event", events.decode(event.payload))
-    assert (event.subject, event.advances) == (naming.GAP_SUBJECT, False)
+    assert (event.subject, event.advances) == (subjects_and_ids.GAP_SUBJECT, False)
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))

@@ -23,7 +23,7 @@ from headrace.archive.payloads import Replayed
 from headrace.cli.archive.replay_range import ReplayError, ReplayRun
 from headrace.consumer import Watermark
 from headrace.consumer.event import of_message
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.errors import describe
 from headrace.jetstream.connection import connect_once
 from headrace.lsn import ORIGIN, Position

@@ -30,7 +30,7 @@ from headrace.cli.audit.environment import environment
 from headrace.cli.audit.revert import INSERTED, Reverting
 from headrace.cli.audit.revert import show as show_script
 from headrace.cli.session import Screen, postgres
-from headrace.contract.table_names import table_of
+from headrace.contract.table_patterns import table_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn
 from headrace.settings import Settings, load

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from headrace import log as logs
 from headrace.cli.terminal import Console
-from headrace.contract.naming import split_table_token
-from headrace.contract.table_names import table_of
+from headrace.contract.subjects_and_ids import split_table_token
+from headrace.contract.table_patterns import table_of
 from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.lsn import format_lsn
 from headrace.mirror import Mirror, Streams, opened

@@ -17,7 +17,7 @@ from rich.text import Text
 from headrace import log as logs
 from headrace.cli.mirror.run import quiet, served, table_names, tell
 from headrace.cli.terminal import Console
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.jetstream.connection import connected
 from headrace.lsn import format_lsn
 from headrace.metrics.counters import Counters

@@ -16,9 +16,9 @@ from nats.js.kv import KeyValue
 from headrace.cli.doctor import generated_columns
 from headrace.cli.session import DENIED, Screen, kind_and_name, nats, postgres
 from headrace.contract.events import decode
-from headrace.contract.naming import table_token
 from headrace.contract.selection import Selection
-from headrace.contract.table_names import table_of
+from headrace.contract.subjects_and_ids import table_token
+from headrace.contract.table_patterns import table_of
 from headrace.errors import DecodeError, HeadraceError, SettingError
 from headrace.jetstream.connection import shown
 from headrace.jetstream.provisioning import declared, ensure

@@ -13,7 +13,7 @@ import asyncpg
 
 from headrace.cli.session import nats, postgres
 from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
-from headrace.contract.naming import CDC, table_token
+from headrace.contract.subjects_and_ids import CDC, table_token
 from headrace.errors import HeadraceError
 from headrace.postgres.quoting import quote_name
 from headrace.settings import Settings

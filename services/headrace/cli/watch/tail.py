@@ -18,8 +18,8 @@ from rich.text import Text
 
 from headrace.cli.terminal import Console
 from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
-from headrace.contract.naming import CDC, table_token
-from headrace.contract.table_names import table_of
+from headrace.contract.subjects_and_ids import CDC, table_token
+from headrace.contract.table_patterns import table_of
 from headrace.jetstream.connection import connect_once
 from headrace.settings import Settings
 from headrace.terminal.text import one_line, plain

@@ -1,4 +1,4 @@
-"""Names of tables and columns, and patterns of them, in settings and commands. Pure.
+"""Names and patterns of tables and columns, as settings and commands write them. Pure.
 
 `users` is a table of `public`, `app.users` one of `app`. A name in double quotes stands for itself,
 including dots, commas and asterisks; a quote within is doubled: `"my.schema".users`,
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from headrace.contract.naming import PUBLIC
+from headrace.contract.subjects_and_ids import PUBLIC
 from headrace.errors import SettingError
 
 # A quote that does not close, or text after a closing one, fits neither form and is refused.

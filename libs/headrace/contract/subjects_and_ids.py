@@ -1,4 +1,4 @@
-"""Names on the wire: a table's token, subjects, message ids and keys.
+"""Subjects and message ids of the contract, and the token of a table in them.
 
 Owns the mapping of a PostgreSQL name to one token that is valid in NATS subjects, KV keys and
 headers, and every subject of the contract. Promises that two tables never share a token, that a

@@ -1,10 +1,10 @@
-"""Names on the wire: the contract's plain cases to the letter, and the cases that would collide."""
+"""Subjects, ids and tokens: the contract's plain cases to the letter, and the cases that would collide."""
 
 from __future__ import annotations
 
 import pytest
 
-from headrace.contract.naming import (
+from headrace.contract.subjects_and_ids import (
     CDC_SUBJECTS,
     GAP_SUBJECT,
     SNAPSHOT_REQUEST_SUBJECTS,

@@ -8,7 +8,7 @@ from headrace.archive import WalReaderOptions
 from headrace.audit.query import Search, conditions
 from headrace.contract.schemas import renamed
 from headrace.contract.selection import Selection
-from headrace.contract.table_names import listed, names_table, table_of
+from headrace.contract.table_patterns import listed, names_table, table_of
 from headrace.errors import SettingError
 from headrace.mirror.plan import Gone, gone
 from headrace.settings import load

@@ -7,7 +7,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.contract.naming import (
+from headrace.contract.subjects_and_ids import (
     Operation,
     message_id,
     message_subject,
