@@ -29,7 +29,7 @@ from headrace.contract.events import decode
 from headrace.errors import DecodeError
 from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryMissingError, DictionaryReader
 from headrace.jetstream.holes import Hole, jumps, keeps_all, known_holes, within
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.lsn import ORIGIN
 
 FETCH_WAIT_S = 1.0
@@ -253,7 +253,7 @@ class Consumer:
         reference = event.payload.get("reference")
         if not isinstance(reference, Mapping):
             return event
-        large = LargeStore(self._js, str(reference["bucket"]))
+        large = ObjectStore(self._js, str(reference["bucket"]))
         return event._replace(payload=decode(await large.get(str(reference["name"]))))
 
     async def _pass_over_seen(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from nats.js import JetStreamContext
 
 from headrace.contract.events import decode
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 
 
 async def whole(js: JetStreamContext, payload: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -19,6 +19,6 @@ async def whole(js: JetStreamContext, payload: Mapping[str, Any]) -> Mapping[str
     if not isinstance(reference, Mapping):
         return payload
     kept: Mapping[str, Any] = decode(
-        await LargeStore(js, str(reference["bucket"])).get(str(reference["name"]))
+        await ObjectStore(js, str(reference["bucket"])).get(str(reference["name"]))
     )
     return kept

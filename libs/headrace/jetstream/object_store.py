@@ -1,4 +1,4 @@
-"""Stores what is too large for a message in an object store, under its event's id."""
+"""Stores large events and parked changes in an object store of JetStream, each under its id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 from nats.js import JetStreamContext
 from nats.js.api import ObjectMeta, ObjectMetaOptions
 from nats.js.errors import APIError, BucketNotFoundError, ObjectNotFoundError
-from nats.js.object_store import ObjectStore
+from nats.js.object_store import ObjectStore as NatsObjectStore
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
@@ -38,14 +38,14 @@ class LargeRefusedError(HeadraceError):
     )
 
 
-class LargeStore:
+class ObjectStore:
     """`payload_max` is the server's limit, used for writing: pieces are as large as it allows."""
 
     def __init__(self, js: JetStreamContext, bucket: str, payload_max: int = _PIECE_BYTES) -> None:
         self._js = js
         self._bucket = bucket
         self._piece_bytes = payload_max - _OVERHEAD_BYTES
-        self._store: ObjectStore | None = None
+        self._store: NatsObjectStore | None = None
 
     async def put(self, name: str, data: bytes) -> None:
         """Store it; a replay overwrites it with the same content."""
@@ -71,7 +71,7 @@ class LargeStore:
             raise LargeMissingError(f"{name} is not in the object store {self._bucket}") from error
         return found.getvalue()
 
-    async def _open(self) -> ObjectStore:
+    async def _open(self) -> NatsObjectStore:
         if self._store is None:
             try:
                 self._store = await self._js.object_store(self._bucket)

@@ -14,7 +14,7 @@ import msgpack
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
 from headrace.pgoutput.redaction import without
@@ -31,7 +31,7 @@ _MAY_BE_MISSING = _ROWS | frozenset(b"M")
 @dataclass(frozen=True, slots=True)
 class Parking:
     _poison: Poison
-    _store: LargeStore
+    _store: ObjectStore
     _source: str
     _stats: Counters
     _figure: str = "parked_messages"

@@ -27,7 +27,7 @@ from headrace.confirming.epoch_follower import EpochFollower
 from headrace.confirming.recovery import follow_on
 from headrace.confirming.relations import Relations
 from headrace.errors import SettingError, describe
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.jetstream.parking import Parking
 from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import Cell
@@ -69,7 +69,7 @@ async def _work(
     relations = Relations(settings, "headrace archiver", OPTIONS)
     source = settings.source.slot
     stats = scope.health.stats
-    parked = LargeStore(client.jetstream(), settings.streams.parked, client.max_payload)
+    parked = ObjectStore(client.jetstream(), settings.streams.parked, client.max_payload)
     parking = Parking(settings.delivery.poison, parked, source, stats, "archive_parked_messages")
     cell = Cell(state, f"archive.{source}")
     writer: FileWriter | None = None

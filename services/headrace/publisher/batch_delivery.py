@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from headrace.contract import events
 from headrace.contract.subjects_and_ids import MESSAGES, batch_subject
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import Position
@@ -43,7 +43,7 @@ class BatchDelivery(Delivery):
     def __init__(
         self,
         pipe: Pipe,
-        large: LargeStore,
+        large: ObjectStore,
         place: ResumePoint,
         stats: Counters,
         settings: Settings,

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from headrace.contract.events import POSITION_HEADER, position_header
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.jetstream.publishing.message import NO_HEADERS, Message, Outgoing
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import ORIGIN, Position
@@ -46,7 +46,7 @@ class Delivery:
     """A message for each event, immediately."""
 
     def __init__(
-        self, pipe: Pipe, large: LargeStore, place: ResumePoint, stats: Counters, source: str
+        self, pipe: Pipe, large: ObjectStore, place: ResumePoint, stats: Counters, source: str
     ) -> None:
         self._source = source
         self._pipe = pipe

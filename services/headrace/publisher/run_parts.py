@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nats.aio.client import Client
 
 from headrace import log as logs
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.jetstream.parking import Parking
 from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Pipe
 from headrace.jetstream.publishing.stream_tail import StreamTail
@@ -88,7 +88,7 @@ async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIt
     shelf = BookShelf(state, source)
     book = await shelf.load(start.position, start.ids_after, start.lanes)
     log.info("place_found", position=str(start.position), stream_seq=start.tail.last_seq)
-    parked = LargeStore(js, streams.parked, client.max_payload)
+    parked = ObjectStore(js, streams.parked, client.max_payload)
     # Opened last: from then on other suites see it as a writer.
     pipe = await chosen_pipe(client, settings, stats, tail)
     parts = RunParts(
@@ -125,7 +125,7 @@ async def _report_damage(parts: RunParts, stats: Counters) -> None:
 def _delivery(
     client: Client, settings: Settings, stats: Counters, pipe: Pipe, start: ResumePoint
 ) -> Delivery:
-    large = LargeStore(client.jetstream(), settings.streams.large, client.max_payload)
+    large = ObjectStore(client.jetstream(), settings.streams.large, client.max_payload)
     source = settings.source.slot
     if isinstance(pipe, AtomicPipe):
         return TransactionDelivery(pipe, large, start, stats, source)

@@ -10,7 +10,7 @@ completes something (a transaction's last one, or one outside any) waits for not
 from __future__ import annotations
 
 from headrace.errors import HeadraceError
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.atomic_pipe import AtomicPipe
@@ -28,7 +28,7 @@ class SchemaEventsVoidError(HeadraceError):
 
 class TransactionDelivery(Delivery):
     def __init__(
-        self, pipe: AtomicPipe, large: LargeStore, place: ResumePoint, stats: Counters, source: str
+        self, pipe: AtomicPipe, large: ObjectStore, place: ResumePoint, stats: Counters, source: str
     ) -> None:
         super().__init__(pipe, large, place, stats, source)
         self._atomic = pipe

@@ -28,7 +28,7 @@ from headrace.contract.subjects_and_ids import chunk_subject
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError, leaves
 from headrace.jetstream.connection import connect_once
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.postgres.connection import connect_lastingly, explained
 from headrace.postgres.quoting import quote_literal
 from headrace.process.failpoint import failpoint
@@ -193,7 +193,7 @@ class RangeCopy:
         self._range = page_range
         self._client = client
         self._js: JetStreamContext = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
-        self._large = LargeStore(self._js, plan.large_bucket, client.max_payload)
+        self._large = ObjectStore(self._js, plan.large_bucket, client.max_payload)
         self._block = _encoder(plan)
         self._cutter = ChunkCutter(plan.chunk_rows_max, plan.payload_bytes_max)
         self._received: list[bytes] = []

@@ -24,7 +24,7 @@ from pytest_asyncio import fixture as async_fixture
 from headrace.bus import subjects
 from headrace.consumer import MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.events import decode
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.testing.process import command
 from headrace.testing.servers import SessionServers
 from tests.chart.deployment import SUITE, Deployment, deployed
@@ -211,7 +211,7 @@ async def test_an_event_too_large_for_a_message_is_kept_and_read(
         ),
     )
     event = decode((await events.next_msg(timeout=PATIENCE_S)).data)
-    large = LargeStore(consumer.jetstream(), "headrace_large")
+    large = ObjectStore(consumer.jetstream(), "headrace_large")
     assert len(decode(await large.get(event["msg_id"]))["data"]["what"]) == 40000 * 32
 
 

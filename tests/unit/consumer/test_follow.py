@@ -22,7 +22,7 @@ from headrace.consumer import (
 )
 from headrace.contract import dictionaries
 from headrace.errors import DecodeError
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.lsn import Position
 from tests.support.following import (
     ONLY_A,
@@ -389,7 +389,7 @@ def test_an_unreadable_message_is_an_error_each_time_and_never_skipped(nats: Vir
 def test_a_large_event_is_loaded_before_it_is_given_out(
     nats: VirtualNats, monkeypatch: pytest.MonkeyPatch, *, together: bool
 ) -> None:
-    async def get(store: LargeStore, name: str) -> bytes:
+    async def get(store: ObjectStore, name: str) -> bytes:
         return json.dumps(body(20, data={"id": name})).encode()
 
     async def use(consumer: Consumer) -> list[Event]:
@@ -402,7 +402,7 @@ def test_a_large_event_is_loaded_before_it_is_given_out(
             await consumer.done(event)
         return found
 
-    monkeypatch.setattr(LargeStore, "get", get)
+    monkeypatch.setattr(ObjectStore, "get", get)
     put(nats, 10)
     put(nats, 20, reference={"bucket": "large", "name": "x", "bytes": 5})
     small, large = reading(nats, use)
@@ -415,7 +415,7 @@ def test_a_large_event_that_is_unavailable_stays_the_next_one(
 ) -> None:
     tries = []
 
-    async def get(store: LargeStore, name: str) -> bytes:
+    async def get(store: ObjectStore, name: str) -> bytes:
         tries.append(name)
         if len(tries) == 1:
             raise OSError("away")
@@ -428,7 +428,7 @@ def test_a_large_event_that_is_unavailable_stays_the_next_one(
         assert event is not None
         return event.position.lsn
 
-    monkeypatch.setattr(LargeStore, "get", get)
+    monkeypatch.setattr(ObjectStore, "get", get)
     put(nats, 20, reference={"bucket": "large", "name": "x", "bytes": 5})
     assert reading(nats, use) == 20
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.consumer.event import Event, of_message
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.mirror import follower
 from headrace.mirror.changes import outdated, staged_steps
 from headrace.mirror.plan import Resync
@@ -136,10 +136,10 @@ def test_large_values_are_written_before_they_fill_the_memory(
     events = large(ab, 4)
     bodies = {str(event["data"]["id"]): json.dumps(event).encode() for event in events}
 
-    async def get(_: LargeStore, name: str) -> bytes:
+    async def get(_: ObjectStore, name: str) -> bytes:
         return bodies[name]
 
-    monkeypatch.setattr(LargeStore, "get", get)
+    monkeypatch.setattr(ObjectStore, "get", get)
     monkeypatch.setattr(follower, "SPILL_BYTES", 1000)
     for event in events[:3]:
         name = str(event["data"]["id"])

@@ -14,7 +14,7 @@ from headrace.confirming.relation_shape import RelationShape
 from headrace.contract import events
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.errors import DecodeError
-from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.object_store import ObjectStore
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import ORIGIN, Gap, Position
@@ -197,7 +197,7 @@ class TestBehindLanes:
     ) -> None:
         progress = advanced(Progress(complete=((ORIGIN, 300),)), Position(300, 0), 348)
         found = replace(place(progress), lanes={"a": Position(500, 0)})
-        pipe, large = cast("Pipe", Sent()), cast("LargeStore", None)
+        pipe, large = cast("Pipe", Sent()), cast("ObjectStore", None)
         delivery = (
             BatchDelivery(pipe, large, found, Counters(), Settings(), 1_000_000)
             if batches
@@ -229,7 +229,9 @@ class TestCatalogReading:
         reached = Position(400, 9) if lanes else Position(500, 3)
         found = replace(place(Progress(reached)), lanes=lanes)
         pipe = Sent()
-        delivery = Delivery(cast("Pipe", pipe), cast("LargeStore", None), found, Counters(), "slot")
+        delivery = Delivery(
+            cast("Pipe", pipe), cast("ObjectStore", None), found, Counters(), "slot"
+        )
         shape = RelationShape.of(ORDERS, TableFacts(), ValueOptions())
         book = SchemaBook([Entry(TableEvents.of(shape).table, 1, Position(50, 0), told=True)])
         watch = CatalogWatch(Settings())
