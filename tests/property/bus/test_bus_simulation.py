@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.bus.confirmed_lsn import ConfirmedLsn
 from headrace.bus.control import Confirm
 from headrace.bus.frame import Header
 from headrace.bus.receiver import FrameReceiver, Received
@@ -70,7 +71,7 @@ def overlook_a_hole(patch: pytest.MonkeyPatch) -> None:
 
 def believe_any_epoch(patch: pytest.MonkeyPatch) -> None:
     def believe(self: FrameSender, confirm: Confirm) -> None:
-        known = self._confirmers.get(confirm.confirmer)
+        known = self._confirmed._confirmers.get(confirm.confirmer)
         if known is not None:
             known.confirmed_lsn = max(known.confirmed_lsn, confirm.confirmed_lsn + 8)
 
@@ -81,7 +82,7 @@ def follow_one_confirmer_only(patch: pytest.MonkeyPatch) -> None:
     highest = property(
         lambda self: max(c.confirmed_lsn for c in self._confirmers.values()) if self.open else 0
     )
-    patch.setattr(FrameSender, "confirmed_lsn", highest)
+    patch.setattr(ConfirmedLsn, "lsn", highest)
 
 
 def never_ask_for_a_new_epoch(patch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ PURE = (
     "libs/headrace/contract",
     "libs/headrace/bus/frame.py",
     "libs/headrace/bus/control.py",
+    "libs/headrace/bus/confirmed_lsn.py",
     "libs/headrace/bus/sender.py",
     "libs/headrace/bus/receiver.py",
     "libs/headrace/audit/query.py",
