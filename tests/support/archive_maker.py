@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 
@@ -54,6 +56,14 @@ class Maker:
         self.store = Store(url)
         self.written = 0
         self.info: SegmentInfo | None = None
+
+    @classmethod
+    def with_files(cls, folder: Path, count: int) -> Maker:
+        """An archive of `count` files in a folder, each of twenty rows in two transactions."""
+        maker = cls(f"file://{folder}/archive")
+        for _ in range(count):
+            maker.write()
+        return maker
 
     def write(self, count: int = 20, gap: Gap | None = None) -> SegmentInfo:
         """The next `count` rows as the next file; a multiple of ten."""

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import nats
 import pytest
 from nats.aio.client import Client
 
@@ -18,7 +17,6 @@ from headrace.consumer import Watermark
 from headrace.consumer.event import of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
-from headrace.jetstream.provisioning import ensure
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
 from headrace.mirror import CreateTable, InsertRows, Mirror, Step, Streams, Table, mirror
@@ -32,7 +30,6 @@ from headrace.mirror.table import NEW, BootstrapRun, Column, Phase, TableState
 from headrace.mirror.target import CommitRefusedError
 from headrace.mirror.verify_hold import VerifyHold
 from headrace.settings import StreamSettings
-from headrace.testing.plugin import OwnNats
 
 PATIENCE_S = 60.0
 USERS = Table("public", "users", (Column("id", "integer"),), ("id",), ("id",), staging=True)
@@ -61,15 +58,6 @@ class MemoryTarget:
         }
 
 
-@pytest.fixture
-async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
-    server = await own_nats()
-    connection = await nats.connect(server.url)
-    await ensure(connection.jetstream(), StreamSettings())
-    yield connection
-    await connection.close()
-
-
 def insert(lsn: int, *, seq: int = 0, last: bool = True) -> bytes:
     tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": seq, "last": last}
     names = {"table": "users", "schema": "public", "source": "s", "operation": "INSERT"}
@@ -77,20 +65,38 @@ def insert(lsn: int, *, seq: int = 0, last: bool = True) -> bytes:
     return encode(body, Encoding.MSGPACK)
 
 
-async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Client) -> None:
-    for lsn in range(1, 6):
-        await client.jetstream().publish("cdc.users.insert", insert(lsn))
+async def loading(seen: int) -> Book:
+    """Of a mirror whose follower has seen the stream up to `seen`, and whose table is copied."""
     book = Book(MemoryTarget())
     await book.open()
     run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
-    book.keep_lanes({SEEN: Watermark(stream_seq=2)})
+    book.keep_lanes({SEEN: Watermark(stream_seq=seen)})
     await book.commit()
+    return book
+
+
+def bootstrapping(book: Book, client: Client) -> asyncio.Task[None]:
+    return asyncio.create_task(Bootstrap(book, client, Streams(), "users", lambda *_: None).run())
+
+
+async def until_bootstrapped_again(book: Book, client: Client) -> None:
+    book.subscribed = None
+    bootstrap = bootstrapping(book, client)
+    async with asyncio.timeout(PATIENCE_S):
+        while book.tables["users"].phase is Phase.LOADING:  # noqa: ASYNC110  # a state tells nobody
+            await asyncio.sleep(0.1)
+    bootstrap.cancel()
+    assert book.tables["users"].phase is Phase.WANTED
+
+
+async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Client) -> None:
+    for lsn in range(1, 6):
+        await client.jetstream().publish("cdc.users.insert", insert(lsn))
+    book = await loading(2)
     # The follower is not given the table yet, and the next event of the table is beyond.
     book.subscribed = frozenset()
-    bootstrap = asyncio.create_task(
-        Bootstrap(book, client, Streams(), "users", lambda *_: None).run()
-    )
+    bootstrap = bootstrapping(book, client)
     await asyncio.sleep(1)
     assert not bootstrap.done()
     book.subscribed = None
@@ -123,21 +129,7 @@ async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_ane
     # Twice the same position, as no publisher of ours would have it.
     for _ in range(2):
         await client.jetstream().publish("cdc.users.insert", insert(7))
-    book = Book(MemoryTarget())
-    await book.open()
-    run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
-    book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
-    book.keep_lanes({SEEN: Watermark(stream_seq=2)})
-    await book.commit()
-    book.subscribed = None
-    bootstrap = asyncio.create_task(
-        Bootstrap(book, client, Streams(), "users", lambda *_: None).run()
-    )
-    async with asyncio.timeout(PATIENCE_S):
-        while book.tables["users"].phase is Phase.LOADING:  # noqa: ASYNC110  # a state tells nobody
-            await asyncio.sleep(0.1)
-    bootstrap.cancel()
-    assert book.tables["users"].phase is Phase.WANTED
+    await until_bootstrapped_again(await loading(2), client)
 
 
 async def test_a_bootstrap_from_an_empty_streams_end_begins_anew_where_that_was_discarded(
@@ -149,21 +141,7 @@ async def test_a_bootstrap_from_an_empty_streams_end_begins_anew_where_that_was_
     await js.update_stream(config)
     for lsn in range(1, 6):
         await js.publish("cdc.users.insert", insert(lsn))
-    book = Book(MemoryTarget())
-    await book.open()
-    run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
-    book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
-    book.keep_lanes({SEEN: Watermark(stream_seq=5)})
-    await book.commit()
-    book.subscribed = None
-    bootstrap = asyncio.create_task(
-        Bootstrap(book, client, Streams(), "users", lambda *_: None).run()
-    )
-    async with asyncio.timeout(PATIENCE_S):
-        while book.tables["users"].phase is Phase.LOADING:  # noqa: ASYNC110  # a state tells nobody
-            await asyncio.sleep(0.1)
-    bootstrap.cancel()
-    assert book.tables["users"].phase is Phase.WANTED
+    await until_bootstrapped_again(await loading(5), client)
 
 
 async def test_a_first_transaction_that_was_acknowledged_and_not_committed_is_applied_after_a_restart(

@@ -41,11 +41,7 @@ from tests.support.archive_maker import Maker
 
 @pytest.fixture
 def made(tmp_path: Path) -> Maker:
-    """Three files of twenty rows."""
-    maker = Maker(f"file://{tmp_path}/archive")
-    for _ in range(3):
-        maker.write()
-    return maker
+    return Maker.with_files(tmp_path, 3)
 
 
 def path(made: Maker, number: int) -> Path:

@@ -34,9 +34,7 @@ def made(tmp_path: Path) -> Maker:
     """Five files of two transactions each, at the LSNs 100 to 1000, of which the first three were
     collected.
     """
-    maker = Maker(f"file://{tmp_path}/archive")
-    for _ in range(5):
-        maker.write()
+    maker = Maker.with_files(tmp_path, 5)
     for file_id in range(1, 4):
         maker.store.delete(file_name(file_id))
     return maker

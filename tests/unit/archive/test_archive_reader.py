@@ -35,11 +35,7 @@ from tests.support.archive_maker import Maker
 
 @pytest.fixture
 def made(tmp_path: Path) -> Maker:
-    """An archive of five files, twenty rows each."""
-    maker = Maker(f"file://{tmp_path}/archive")
-    for _ in range(5):
-        maker.write()
-    return maker
+    return Maker.with_files(tmp_path, 5)
 
 
 def ids(reader: WalReader, **place: object) -> list[int]:

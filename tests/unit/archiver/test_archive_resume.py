@@ -33,11 +33,7 @@ NO_MARK = ArchiveMark("", 0, 0, "")
 
 @pytest.fixture
 def made(tmp_path: Path) -> Maker:
-    """Three files of two transactions each."""
-    maker = Maker(f"file://{tmp_path}/archive")
-    for _ in range(3):
-        maker.write()
-    return maker
+    return Maker.with_files(tmp_path, 3)
 
 
 def info(made: Maker) -> SegmentInfo:

@@ -28,18 +28,9 @@ from tests.support.reverted_rows import (
     Source,
     Trail,
     change,
-    describe_tables,
 )
 
-
-@pytest.fixture(autouse=True)
-def _catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    describe_tables(monkeypatch)
-
-
-@pytest.fixture
-def trail(monkeypatch: pytest.MonkeyPatch) -> Trail:
-    return Trail(monkeypatch)
+pytestmark = pytest.mark.usefixtures("described_tables")
 
 
 def reverting(source: Any, *changes: dict[str, Any], leave: tuple[str, ...] = ()) -> Reverting:

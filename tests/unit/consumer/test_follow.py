@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,14 +32,6 @@ from tests.support.following import (
     rest,
 )
 from tests.support.virtual_nats import STREAMS, VirtualNats
-
-
-@pytest.fixture
-def nats() -> Iterator[VirtualNats]:
-    made = VirtualNats()
-    yield made
-    made.close()
-
 
 # Order and watermarks.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,14 +23,6 @@ from tests.support.following import (
     rest,
 )
 from tests.support.virtual_nats import VirtualNats
-
-
-@pytest.fixture
-def nats() -> Iterator[VirtualNats]:
-    made = VirtualNats()
-    yield made
-    made.close()
-
 
 # Losses.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -18,11 +18,9 @@ from tests.support.virtual_nats import VirtualNats
 
 
 @pytest.fixture
-def nats() -> Iterator[VirtualNats]:
-    made = VirtualNats()
-    made.server.hiccup = 0.0
-    yield made
-    made.close()
+def nats(nats: VirtualNats) -> VirtualNats:
+    nats.server.hiccup = 0.0
+    return nats
 
 
 def cdc(nats: VirtualNats) -> Stream:

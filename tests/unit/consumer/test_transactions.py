@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -19,13 +19,6 @@ from headrace.consumer import (
 from headrace.consumer.transactions import Transactions
 from headrace.lsn import Position
 from tests.support.virtual_nats import VirtualNats
-
-
-@pytest.fixture
-def nats() -> Iterator[VirtualNats]:
-    made = VirtualNats()
-    yield made
-    made.close()
 
 
 def put(

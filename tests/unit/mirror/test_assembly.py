@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import msgpack
@@ -159,13 +158,6 @@ def test_a_gap_tears_what_is_open_before_it() -> None:
 
 
 # What is ahead.
-
-
-@pytest.fixture
-def nats() -> Iterator[VirtualNats]:
-    made = VirtualNats()
-    yield made
-    made.close()
 
 
 def put(nats: VirtualNats, *tables: str) -> None:

@@ -35,6 +35,17 @@ def large(world: MirrorWorld, count: int, first: int = 100) -> list[dict[str, An
     return tx.events
 
 
+def send_spilled(
+    world: MirrorWorld, monkeypatch: pytest.MonkeyPatch, count: int = 10
+) -> dict[str, Any]:
+    """Send a large transaction, which the follower spills, but not its last event: returned."""
+    monkeypatch.setattr(follower, "SPILL_EVENTS", 4)
+    *events, end = large(world, count)
+    for event in events:
+        world.send(event)
+    return end
+
+
 # Parts of transactions.
 
 
@@ -53,29 +64,23 @@ def test_a_restart_in_the_middle_of_a_transaction_reads_it_again(ab: MirrorWorld
 def test_a_large_transaction_is_written_before_it_ends_and_shown_as_one(
     ab: MirrorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "SPILL_EVENTS", 4)
-    events = large(ab, 10)
-    for event in events[:-1]:
-        ab.send(event)
+    end = send_spilled(ab, monkeypatch)
     ab.past(10.0)
     assert ab.writes["a"] > 0
     assert ab.row("a", 100) is None
-    ab.send(events[-1])
+    ab.send(end)
     ab.settle()
 
 
 def test_a_bootstrap_waits_for_a_large_transaction(
     ab: MirrorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "SPILL_EVENTS", 4)
-    events = large(ab, 10)
-    for event in events[:-1]:
-        ab.send(event)
+    end = send_spilled(ab, monkeypatch)
     ab.past(2.0)
     ab.create("c", 5)
     ab.past(20.0)
     assert set(ab.shown()) == {"a", "b"}
-    ab.send(events[-1])
+    ab.send(end)
     ab.settle()
 
 
@@ -85,9 +90,7 @@ def test_a_transaction_that_a_gap_cuts_off_is_never_shown(
     ab: MirrorWorld, monkeypatch: pytest.MonkeyPatch, count: int, reason: str
 ) -> None:
     """A large one is partly written by then."""
-    monkeypatch.setattr(follower, "SPILL_EVENTS", 4)
-    for event in large(ab, count + 1)[:-1]:
-        ab.send(event)
+    send_spilled(ab, monkeypatch, count + 1)
     ab.past(1.0)
     ab.gap(reason)
     with ab.transaction() as tx:
@@ -99,16 +102,13 @@ def test_a_transaction_that_a_gap_cuts_off_is_never_shown(
 def test_a_gap_tears_no_transaction_behind_it(
     ab: MirrorWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "SPILL_EVENTS", 4)
     up_to = ab.source.end
-    events = large(ab, 10)
-    for event in events[:-1]:
-        ab.send(event)
+    end = send_spilled(ab, monkeypatch)
     ab.past(1.0)
     tx = {"xid": 0, "lsn": up_to, "ts": None, "seq": 0, "last": False}
     gap = {"operation": "GAP", "source": "s", "tx": tx, "reason": "slot_moved"}
     ab.send({**gap, "up_to": f"0/{up_to - 16:X}"})
-    ab.send(events[-1])
+    ab.send(end)
     ab.settle()
     assert ab.snapshots == ["a", "b"], "both were copied from behind it"
 

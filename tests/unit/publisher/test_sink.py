@@ -131,6 +131,13 @@ async def running(
             await sink.close()
 
 
+async def deliver_log(nats: SimulatedNats, of: Settings) -> None:
+    async with running(nats, of) as one:
+        await one.sink.on_epoch(opening())
+        await one.take(*LOG)
+        await one.rest(2.0)
+
+
 def told(nats: SimulatedNats) -> list[str]:
     """The rows of the stream, in its order; gaps by their reason."""
     found = []
@@ -250,10 +257,7 @@ async def test_after_a_crash_without_progress_the_stream_itself_says_what_is_the
 async def test_a_slot_that_moved_leaves_a_gap_that_is_reported_once() -> None:
     of = settings()
     async with simulated_nats(of) as nats:
-        async with running(nats, of) as one:
-            await one.sink.on_epoch(opening())
-            await one.take(*LOG)
-            await one.rest(2.0)
+        await deliver_log(nats, of)
         for number in range(2):
             async with running(nats, of) as heir:
                 await heir.sink.on_epoch(opening(0x600))
@@ -271,10 +275,7 @@ async def test_a_slot_that_moved_leaves_a_gap_that_is_reported_once() -> None:
 async def test_another_server_is_refused_and_the_stream_says_so_once() -> None:
     of = settings()
     async with simulated_nats(of) as nats:
-        async with running(nats, of) as one:
-            await one.sink.on_epoch(opening())
-            await one.take(*LOG)
-            await one.rest(2.0)
+        await deliver_log(nats, of)
         for _ in range(2):
             async with running(nats, of) as heir:
                 with pytest.raises(SourceDivergedError):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import psycopg
-import pytest
 
 from headrace.consumer import Watermark
 from headrace.jetstream.dictionaries import DictionaryReader
@@ -19,13 +17,6 @@ from headrace.verify.at_lsn import MirrorProgress, Stream, awaits, place_of, sta
 from tests.support.virtual_nats import STREAMS, VirtualNats
 
 STATE = TableState("public", "a", Phase.FOLLOWING, since=5, source="s")
-
-
-@pytest.fixture
-def nats() -> Iterator[VirtualNats]:
-    made = VirtualNats()
-    yield made
-    made.close()
 
 
 def put(nats: VirtualNats, *lsns: int, table: str = "a") -> None:
