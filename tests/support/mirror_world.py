@@ -266,6 +266,13 @@ class MirrorWorld(VirtualNats):
 
     # The source.
 
+    def rewrite(self, name: str, *others: str, key: int) -> None:
+        """Make the mirror copy a table again: rewrite it, and insert rows into it and others."""
+        with self.transaction() as tx:
+            tx.rewrite(name)
+            for each in (name, *others):
+                tx.insert(each, id=key, name="x")
+
     @contextmanager
     def transaction(
         self, *, lost: bool = False, arrays: bool = False, send: bool = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest import mock
 
@@ -40,14 +40,13 @@ from tests.support.virtual_time import on_virtual_time
 SETTINGS = load({})
 ACK_TIMEOUT_S = 3.0
 WIDE = Window(500, 1 << 22, ACK_TIMEOUT_S)
-WAYS: dict[str, Callable[..., Pipe]] = {"chain": ChainPipe, "fast": FastPipe, "atomic": AtomicPipe}
+WAYS: tuple[Callable[..., Pipe], ...] = (ChainPipe, FastPipe, AtomicPipe)
 # The parameter that is told of each stored message.
 _ON_STORED: dict[Callable[..., Pipe], str] = {
     ChainPipe: "_on_stored",
     FastPipe: "on_stored",
     AtomicPipe: "_on_stored",
 }
-each_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 
 
 def event(
@@ -106,6 +105,28 @@ async def opened(
     return one
 
 
+def on_pipes(
+    *ways: Callable[..., Pipe], window: Window = WIDE
+) -> Callable[[Callable[[SimulatedNats, Publisher], Awaitable[None]]], Callable[..., None]]:
+    """The test runs with each way of publishing: on a simulated server, with an open pipe."""
+
+    def decorated(
+        test: Callable[[SimulatedNats, Publisher], Awaitable[None]],
+    ) -> Callable[..., None]:
+        async def run(way: Callable[..., Pipe]) -> None:
+            async with simulated_nats(SETTINGS) as nats:
+                await test(nats, await opened(nats, way, window=window))
+
+        run.__name__ = test.__name__
+        each: Callable[..., None] = pytest.mark.parametrize("way", ways)(on_virtual_time(run))
+        return each
+
+    return decorated
+
+
+each_way = on_pipes(*WAYS)
+
+
 def ids(nats: SimulatedNats, source: str = "a") -> list[str]:
     """The source's messages, in the order of the stream."""
     return [
@@ -132,48 +153,41 @@ def silent(nats: SimulatedNats) -> Any:
 
 
 @each_way
-@on_virtual_time
 async def test_messages_are_stored_in_order_and_counted_when_the_server_says_so(
-    way: Callable[..., Pipe],
+    nats: SimulatedNats, one: Publisher
 ) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        await one.deliver(20)
-        await one.pipe.publish_all([event("a", lsn) for lsn in range(21, 41)])
-        assert one.pipe.published == 40
-        await one.pipe.drain()
-        assert ids(nats) == one.stored == expected(40)
-        assert (one.pipe.acked, one.pipe.published, one.pipe.stored_seq) == (40, 40, 40)
-        sizes = sum(len(message.payload) for message in nats.stored)
-        assert one.stats.number("published_bytes") == sizes
-        assert time.monotonic() - one.pipe.acked_at < 1
-        await one.pipe.drain()
-        await one.pipe.close()
+    await one.deliver(20)
+    await one.pipe.publish_all([event("a", lsn) for lsn in range(21, 41)])
+    assert one.pipe.published == 40
+    await one.pipe.drain()
+    assert ids(nats) == one.stored == expected(40)
+    assert (one.pipe.acked, one.pipe.published, one.pipe.stored_seq) == (40, 40, 40)
+    sizes = sum(len(message.payload) for message in nats.stored)
+    assert one.stats.number("published_bytes") == sizes
+    assert time.monotonic() - one.pipe.acked_at < 1
+    await one.pipe.drain()
+    await one.pipe.close()
 
 
 @each_way
-@on_virtual_time
 async def test_an_event_that_takes_its_source_nowhere_is_stored_and_not_its_end(
-    way: Callable[..., Pipe],
+    nats: SimulatedNats, one: Publisher
 ) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        for lsn, advances in ((1, False), (2, True), (3, False), (4, False)):
-            await one.pipe.publish(event("a", lsn, advances=advances))
-        await one.pipe.drain()
-        assert (one.pipe.acked, one.pipe.stored_seq) == (4, 2)
+    for lsn, advances in ((1, False), (2, True), (3, False), (4, False)):
+        await one.pipe.publish(event("a", lsn, advances=advances))
+    await one.pipe.drain()
+    assert (one.pipe.acked, one.pipe.stored_seq) == (4, 2)
 
 
 @each_way
-@on_virtual_time
-async def test_headers_of_a_message_are_stored_with_it_and_its_id(way: Callable[..., Pipe]) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        for lsn in range(1, 5):
-            await one.pipe.publish(event("a", lsn, Zone=f"z{lsn}"))
-        await one.pipe.drain()
-        assert [message.headers["Zone"] for message in nats.stored] == ["z1", "z2", "z3", "z4"]
-        assert [message.headers["Nats-Msg-Id"] for message in nats.stored] == expected(4)
+async def test_headers_of_a_message_are_stored_with_it_and_its_id(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    for lsn in range(1, 5):
+        await one.pipe.publish(event("a", lsn, Zone=f"z{lsn}"))
+    await one.pipe.drain()
+    assert [message.headers["Zone"] for message in nats.stored] == ["z1", "z2", "z3", "z4"]
+    assert [message.headers["Nats-Msg-Id"] for message in nats.stored] == expected(4)
 
 
 @pytest.mark.parametrize("way", [ChainPipe, FastPipe])
@@ -195,19 +209,16 @@ async def test_no_more_messages_or_bytes_are_in_flight_than_the_window_allows(
         assert ids(nats) == expected(50)
 
 
-@pytest.mark.parametrize("way", [ChainPipe, FastPipe])
-@on_virtual_time
+@on_pipes(ChainPipe, FastPipe, window=Window(500, 100, ACK_TIMEOUT_S))
 async def test_a_message_larger_than_the_window_is_published_alone(
-    way: Callable[..., Pipe],
+    nats: SimulatedNats, one: Publisher
 ) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way, window=Window(500, 100, ACK_TIMEOUT_S))
-        await one.publish(3, pad=1000)
-        await one.pipe.drain()
-        assert ids(nats) == expected(3)
+    await one.publish(3, pad=1000)
+    await one.pipe.drain()
+    assert ids(nats) == expected(3)
 
 
-@each_way
+@pytest.mark.parametrize("way", WAYS)
 @on_virtual_time
 async def test_sources_that_write_at_once_store_everything_once_and_in_order(
     way: Callable[..., Pipe],
@@ -232,7 +243,7 @@ async def test_sources_that_write_at_once_store_everything_once_and_in_order(
             assert one.pipe.stored_seq == last
 
 
-@each_way
+@pytest.mark.parametrize("way", WAYS)
 @on_virtual_time
 async def test_a_publisher_whose_source_has_another_one_stores_nothing_more(
     way: Callable[..., Pipe],
@@ -249,7 +260,7 @@ async def test_a_publisher_whose_source_has_another_one_stores_nothing_more(
             await old.pipe.drain()
 
 
-@each_way
+@pytest.mark.parametrize("way", WAYS)
 @on_virtual_time
 async def test_what_was_removed_and_is_still_known_by_its_id_is_stored_again(
     way: Callable[..., Pipe],
@@ -271,201 +282,173 @@ async def test_what_was_removed_and_is_still_known_by_its_id_is_stored_again(
 
 
 @each_way
-@on_virtual_time
-async def test_behind_a_replaced_connection_nothing_is_published(way: Callable[..., Pipe]) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        await one.deliver(2)
-        one.client.stats["reconnects"] += 1
-        with pytest.raises(IngestError, match="connection was lost"):
-            await one.deliver(1)
-        for act in (one.pipe.catch_up, one.pipe.drain):
-            with pytest.raises(IngestError):
-                await act()
-        assert ids(nats) == expected(2)
+async def test_behind_a_replaced_connection_nothing_is_published(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.deliver(2)
+    one.client.stats["reconnects"] += 1
+    with pytest.raises(IngestError, match="connection was lost"):
+        await one.deliver(1)
+    for act in (one.pipe.catch_up, one.pipe.drain):
+        with pytest.raises(IngestError):
+            await act()
+    assert ids(nats) == expected(2)
 
 
 @each_way
-@on_virtual_time
 async def test_a_lost_connection_is_noticed_while_nothing_is_published(
-    way: Callable[..., Pipe],
+    nats: SimulatedNats, one: Publisher
 ) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
+    await one.pipe.catch_up()
+    one.client.stats["reconnects"] += 1
+    with pytest.raises(IngestError, match="connection was lost"):
         await one.pipe.catch_up()
-        one.client.stats["reconnects"] += 1
-        with pytest.raises(IngestError, match="connection was lost"):
-            await one.pipe.catch_up()
 
 
 @each_way
-@on_virtual_time
 async def test_a_server_that_acknowledges_nothing_is_not_waited_for_longer_than_its_time(
-    way: Callable[..., Pipe],
+    nats: SimulatedNats, one: Publisher
 ) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        await one.deliver(1)
-        await asyncio.sleep(60)
-        with silent(nats):
-            await one.publish(2)
-            began = time.monotonic()
-            with pytest.raises(IngestError):
-                await one.pipe.drain()
-        assert ACK_TIMEOUT_S <= time.monotonic() - began <= ACK_TIMEOUT_S + 1
-        assert one.pipe.acked == 1
-
-
-@pytest.mark.parametrize("way", [ChainPipe, FastPipe])
-@on_virtual_time
-async def test_an_acknowledgement_that_is_missing_is_noticed_while_nothing_is_published(
-    way: Callable[..., Pipe],
-) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        await one.deliver(1)
-        await asyncio.sleep(60)
-        await one.pipe.catch_up()
-        with silent(nats):
-            await one.publish(1)
-            await one.pipe.catch_up()
-            await asyncio.sleep(ACK_TIMEOUT_S - 0.1)
-            await one.pipe.catch_up()
-            await asyncio.sleep(0.2)
-            with pytest.raises(IngestError, match="acknowledged nothing for 3"):
-                await one.pipe.catch_up()
-
-
-@each_way
-@on_virtual_time
-async def test_a_missing_stream_is_reported_at_once(way: Callable[..., Pipe]) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        del nats.server.streams[SETTINGS.streams.cdc]
+    await one.deliver(1)
+    await asyncio.sleep(60)
+    with silent(nats):
+        await one.publish(2)
         began = time.monotonic()
-        with pytest.raises(IngestError, match="no stream takes these subjects"):
-            await one.deliver(2)
-        assert time.monotonic() - began < 1
+        with pytest.raises(IngestError):
+            await one.pipe.drain()
+    assert ACK_TIMEOUT_S <= time.monotonic() - began <= ACK_TIMEOUT_S + 1
+    assert one.pipe.acked == 1
+
+
+@on_pipes(ChainPipe, FastPipe)
+async def test_an_acknowledgement_that_is_missing_is_noticed_while_nothing_is_published(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.deliver(1)
+    await asyncio.sleep(60)
+    await one.pipe.catch_up()
+    with silent(nats):
+        await one.publish(1)
+        await one.pipe.catch_up()
+        await asyncio.sleep(ACK_TIMEOUT_S - 0.1)
+        await one.pipe.catch_up()
+        await asyncio.sleep(0.2)
+        with pytest.raises(IngestError, match="acknowledged nothing for 3"):
+            await one.pipe.catch_up()
 
 
 @each_way
-@on_virtual_time
-async def test_a_stream_that_was_created_again_is_not_gone_on_with(
-    way: Callable[..., Pipe],
-) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        await one.deliver(3)
-        config = nats.cdc
-        config.created = "2027-01-01T00:00:00.000000000Z"
-        config.lose_tail(0, 0.0)
-        with pytest.raises(TailLostError):
-            await one.deliver(3)
-        assert ids(nats) == []
-
-
-@each_way
-@on_virtual_time
-async def test_a_store_that_came_back_older_is_not_gone_on_with(way: Callable[..., Pipe]) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        await one.deliver(5)
-        nats.cdc.lose_tail(3, 0.0)
-        with pytest.raises(TailLostError):
-            await one.deliver(3)
-        assert ids(nats) == expected(3)
-
-
-@pytest.mark.parametrize("way", [ChainPipe, FastPipe])
-@on_virtual_time
-async def test_an_older_store_that_others_went_on_with_is_recognized_by_its_content(
-    way: Callable[..., Pipe],
-) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        await one.deliver(5)
-        nats.cdc.lose_tail(3, 0.0)
-        await (await opened(nats, ChainPipe, "b")).deliver(6)
-        with pytest.raises(TailLostError):
-            await one.deliver(3)
-        assert ids(nats) == expected(3)
-
-
-@each_way
-@on_virtual_time
-async def test_a_full_stream_is_reported_and_nothing_follows_the_refused_message(
-    way: Callable[..., Pipe],
-) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
+async def test_a_missing_stream_is_reported_at_once(nats: SimulatedNats, one: Publisher) -> None:
+    del nats.server.streams[SETTINGS.streams.cdc]
+    began = time.monotonic()
+    with pytest.raises(IngestError, match="no stream takes these subjects"):
         await one.deliver(2)
-        full = refused(503, 10047, "insufficient storage resources available")
-        with answering(nats, full), pytest.raises(StreamFullError):
-            await one.deliver(3)
-        for act in (one.pipe.drain, one.pipe.catch_up):
-            with pytest.raises(StreamFullError):
-                await act()
-        assert ids(nats) == expected(2)
-        assert one.pipe.acked == 2
+    assert time.monotonic() - began < 1
 
 
-@pytest.mark.parametrize("way", [ChainPipe, FastPipe])
-@on_virtual_time
-async def test_a_message_that_nats_does_not_take_is_refused_before_it_is_sent(
-    way: Callable[..., Pipe],
+@each_way
+async def test_a_stream_that_was_created_again_is_not_gone_on_with(
+    nats: SimulatedNats, one: Publisher
 ) -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, way)
-        await one.deliver(1)
-        base = len(event("a", 2, pad=0).payload)
-        fits = PAYLOAD_MAX - HEADERS_BYTES_MAX - base
-        await one.publish(1, pad=fits)
-        with pytest.raises(MessageTooLargeError):
-            await one.publish(1, pad=PAYLOAD_MAX - base)
-        await one.pipe.drain()
-        assert ids(nats) == expected(2)
-        assert one.client.is_connected
+    await one.deliver(3)
+    config = nats.cdc
+    config.created = "2027-01-01T00:00:00.000000000Z"
+    config.lose_tail(0, 0.0)
+    with pytest.raises(TailLostError):
+        await one.deliver(3)
+    assert ids(nats) == []
+
+
+@each_way
+async def test_a_store_that_came_back_older_is_not_gone_on_with(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.deliver(5)
+    nats.cdc.lose_tail(3, 0.0)
+    with pytest.raises(TailLostError):
+        await one.deliver(3)
+    assert ids(nats) == expected(3)
+
+
+@on_pipes(ChainPipe, FastPipe)
+async def test_an_older_store_that_others_went_on_with_is_recognized_by_its_content(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.deliver(5)
+    nats.cdc.lose_tail(3, 0.0)
+    await (await opened(nats, ChainPipe, "b")).deliver(6)
+    with pytest.raises(TailLostError):
+        await one.deliver(3)
+    assert ids(nats) == expected(3)
+
+
+@each_way
+async def test_a_full_stream_is_reported_and_nothing_follows_the_refused_message(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.deliver(2)
+    full = refused(503, 10047, "insufficient storage resources available")
+    with answering(nats, full), pytest.raises(StreamFullError):
+        await one.deliver(3)
+    for act in (one.pipe.drain, one.pipe.catch_up):
+        with pytest.raises(StreamFullError):
+            await act()
+    assert ids(nats) == expected(2)
+    assert one.pipe.acked == 2
+
+
+@on_pipes(ChainPipe, FastPipe)
+async def test_a_message_that_nats_does_not_take_is_refused_before_it_is_sent(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.deliver(1)
+    base = len(event("a", 2, pad=0).payload)
+    fits = PAYLOAD_MAX - HEADERS_BYTES_MAX - base
+    await one.publish(1, pad=fits)
+    with pytest.raises(MessageTooLargeError):
+        await one.publish(1, pad=PAYLOAD_MAX - base)
+    await one.pipe.drain()
+    assert ids(nats) == expected(2)
+    assert one.client.is_connected
 
 
 # The chain alone.
 
 
-@on_virtual_time
-async def test_what_others_store_in_between_breaks_the_chain_and_costs_nothing() -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, ChainPipe)
-        await one.publish(3)
-        nats.cdc.store("cdc.b.insert", {}, b'{"source": "b"}', 0.0)
-        await one.publish(3)
-        await one.pipe.drain()
-        assert ids(nats) == expected(6)
-        assert one.pipe.stored_seq == 7
+@on_pipes(ChainPipe)
+async def test_what_others_store_in_between_breaks_the_chain_and_costs_nothing(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.publish(3)
+    nats.cdc.store("cdc.b.insert", {}, b'{"source": "b"}', 0.0)
+    await one.publish(3)
+    await one.pipe.drain()
+    assert ids(nats) == expected(6)
+    assert one.pipe.stored_seq == 7
 
 
-@on_virtual_time
-async def test_a_large_header_counts_towards_what_nats_takes() -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, ChainPipe)
-        base = len(event("a", 1, pad=0).payload)
-        message = event("a", 1, pad=PAYLOAD_MAX - base - 1000, Note="n" * 700)
-        await one.pipe.publish(message)
-        await one.pipe.drain()
-        with pytest.raises(MessageTooLargeError):
-            await one.pipe.publish(event("a", 2, pad=PAYLOAD_MAX - base - 1000, Note="n" * 920))
-        assert ids(nats) == expected(1)
+@on_pipes(ChainPipe)
+async def test_a_large_header_counts_towards_what_nats_takes(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    base = len(event("a", 1, pad=0).payload)
+    message = event("a", 1, pad=PAYLOAD_MAX - base - 1000, Note="n" * 700)
+    await one.pipe.publish(message)
+    await one.pipe.drain()
+    with pytest.raises(MessageTooLargeError):
+        await one.pipe.publish(event("a", 2, pad=PAYLOAD_MAX - base - 1000, Note="n" * 920))
+    assert ids(nats) == expected(1)
 
 
-@on_virtual_time
-async def test_after_close_no_answer_is_heard() -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, ChainPipe)
-        await one.publish(3)
-        stored = list(one.stored)
-        assert len(stored) < 3
-        await one.pipe.close()
-        await asyncio.sleep(1)
-        assert ids(nats) == expected(3)
-        assert one.stored == stored
+@on_pipes(ChainPipe)
+async def test_after_close_no_answer_is_heard(nats: SimulatedNats, one: Publisher) -> None:
+    await one.publish(3)
+    stored = list(one.stored)
+    assert len(stored) < 3
+    await one.pipe.close()
+    await asyncio.sleep(1)
+    assert ids(nats) == expected(3)
+    assert one.stored == stored
 
 
 # Atomic groups alone.
@@ -476,30 +459,30 @@ def atomic(one: Publisher) -> AtomicPipe:
     return one.pipe
 
 
-@on_virtual_time
-async def test_a_group_is_stored_as_a_whole_when_it_is_full_or_flushed() -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, AtomicPipe, window=Window(4, 1 << 22, ACK_TIMEOUT_S))
-        pipe = atomic(one)
-        await one.publish(4)
-        await asyncio.sleep(1)
-        assert (ids(nats), pipe.published) == ([], 4)
-        assert not pipe.fits(1, 1)
-        assert [pipe.fits_alone(messages, 1) for messages in (4, 5)] == [True, False]
-        await one.publish(1)
-        assert pipe.published == 5
-        flying = [pipe.flying]
-        await asyncio.sleep(1)
-        assert [*flying, pipe.flying] == [True, False]
-        assert ids(nats) == expected(4)
-        await pipe.flush()
-        await asyncio.sleep(1)
-        assert ids(nats) == expected(5)
-        await pipe.catch_up()
-        assert (pipe.acked, pipe.published) == (5, 5)
-        groups = [message.headers.get("Nats-Batch-Id", "") for message in nats.stored]
-        assert len(set(groups[:4])) == 1
-        assert groups[4] == ""
+@on_pipes(AtomicPipe, window=Window(4, 1 << 22, ACK_TIMEOUT_S))
+async def test_a_group_is_stored_as_a_whole_when_it_is_full_or_flushed(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    pipe = atomic(one)
+    await one.publish(4)
+    await asyncio.sleep(1)
+    assert (ids(nats), pipe.published) == ([], 4)
+    assert not pipe.fits(1, 1)
+    assert [pipe.fits_alone(messages, 1) for messages in (4, 5)] == [True, False]
+    await one.publish(1)
+    assert pipe.published == 5
+    flying = [pipe.flying]
+    await asyncio.sleep(1)
+    assert [*flying, pipe.flying] == [True, False]
+    assert ids(nats) == expected(4)
+    await pipe.flush()
+    await asyncio.sleep(1)
+    assert ids(nats) == expected(5)
+    await pipe.catch_up()
+    assert (pipe.acked, pipe.published) == (5, 5)
+    groups = [message.headers.get("Nats-Batch-Id", "") for message in nats.stored]
+    assert len(set(groups[:4])) == 1
+    assert groups[4] == ""
 
 
 @on_virtual_time
@@ -541,27 +524,27 @@ async def test_a_refusal_of_groups_says_what_to_change(
             await one.deliver(3)
 
 
-@on_virtual_time
-async def test_a_server_with_too_many_groups_is_asked_again_a_little_later() -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, AtomicPipe)
-        with answering(nats, refused(429, 10210, "too many")):
-            await one.publish(3)
-            await atomic(one).flush()
-            await asyncio.sleep(1)
-            assert atomic(one).flying
-        await one.pipe.drain()
-        assert ids(nats) == expected(3)
-
-
-@on_virtual_time
-async def test_a_group_in_flight_is_abandoned_by_close_and_may_still_be_stored() -> None:
-    async with simulated_nats(SETTINGS) as nats:
-        one = await opened(nats, AtomicPipe)
+@on_pipes(AtomicPipe)
+async def test_a_server_with_too_many_groups_is_asked_again_a_little_later(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    with answering(nats, refused(429, 10210, "too many")):
         await one.publish(3)
         await atomic(one).flush()
-        await asyncio.sleep(0)
-        await one.pipe.close()
         await asyncio.sleep(1)
-        assert one.stored == []
-        assert one.pipe.acked == 0
+        assert atomic(one).flying
+    await one.pipe.drain()
+    assert ids(nats) == expected(3)
+
+
+@on_pipes(AtomicPipe)
+async def test_a_group_in_flight_is_abandoned_by_close_and_may_still_be_stored(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.publish(3)
+    await atomic(one).flush()
+    await asyncio.sleep(0)
+    await one.pipe.close()
+    await asyncio.sleep(1)
+    assert one.stored == []
+    assert one.pipe.acked == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ from headrace.mirror.target import AlterTable, InsertRows
 from tests.support.mirror_world import MirrorWorld, mirrored
 
 ONLY_A = (("public", "a"),)
-
-
-@pytest.fixture
-def ab(tmp_path: Path) -> Iterator[MirrorWorld]:
-    with mirrored(tmp_path, {"a": 4, "b": 4}) as world:
-        yield world
 
 
 def large(world: MirrorWorld, count: int, first: int = 100) -> list[dict[str, Any]]:
@@ -203,9 +196,7 @@ def test_a_table_that_came_back_while_it_was_refused_is_asked_for_again(tmp_path
     with mirrored(tmp_path, {"a": 3, "b": 3}, fresh=True) as world:
         world.answer_s = 3.0
         world.rejected["a"] = "not published."
-        with world.transaction() as tx:
-            tx.rewrite("a")
-            tx.insert("a", id=50, name="x")
+        world.rewrite("a", key=50)
         world.past(1.0)
         with world.transaction() as tx:
             tx.add_column("a", "c")
@@ -241,22 +232,18 @@ def test_a_mirror_listens_to_no_more_than_it_needs(ab: MirrorWorld) -> None:
     ]  # fmt: skip
 
 
-def test_an_event_may_find_a_table_in_the_middle_of_its_load(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 60)
-        world.create("b", 3)
-        world.start()
-        world.until(lambda: bool(world.mirror) and "a" in world.mirror.book.tables)
-        for number in range(20):
-            with world.transaction() as tx:
-                tx.update("a", number, name="changed")
-                tx.insert("b", id=100 + number, name="new")
-            world.past(0.03)
-        world.settle()
-        assert sorted(world.snapshots) == ["a", "b"]
-    finally:
-        world.close()
+def test_an_event_may_find_a_table_in_the_middle_of_its_load(world: MirrorWorld) -> None:
+    world.create("a", 60)
+    world.create("b", 3)
+    world.start()
+    world.until(lambda: bool(world.mirror) and "a" in world.mirror.book.tables)
+    for number in range(20):
+        with world.transaction() as tx:
+            tx.update("a", number, name="changed")
+            tx.insert("b", id=100 + number, name="new")
+        world.past(0.03)
+    world.settle()
+    assert sorted(world.snapshots) == ["a", "b"]
 
 
 # Copies and the events around them.
@@ -339,18 +326,14 @@ def test_a_gap_behind_its_snapshot_makes_a_copy_useless(
     assert isinstance(staged_steps(gap, RUN), Resync) is is_cut
 
 
-def test_a_copy_has_the_columns_of_its_snapshots_moment(tmp_path: Path) -> None:
+def test_a_copy_has_the_columns_of_its_snapshots_moment(world: MirrorWorld) -> None:
     """The newest known schema is from behind it, and fills a column in all of its rows."""
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 4)
-        world.copy_s = 3.0
-        world.start()
-        world.past(1.0)
-        with world.transaction() as tx:
-            tx.add_column("a", "c", "filled")
-            tx.insert("a", id=50, name="x", c="y")
-        world.settle()
-        assert world.snapshots == ["a"]
-    finally:
-        world.close()
+    world.create("a", 4)
+    world.copy_s = 3.0
+    world.start()
+    world.past(1.0)
+    with world.transaction() as tx:
+        tx.add_column("a", "c", "filled")
+        tx.insert("a", id=50, name="x", c="y")
+    world.settle()
+    assert world.snapshots == ["a"]

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,13 +26,6 @@ from tests.support.mirror_world import MirrorWorld, mirrored
 
 A_AND_B = {"a": 4, "b": 4}
 ONLY_A = (("public", "a"),)
-
-
-@pytest.fixture
-def ab(tmp_path: Path) -> Iterator[MirrorWorld]:
-    """A mirror of everything: two tables."""
-    with mirrored(tmp_path, A_AND_B) as world:
-        yield world
 
 
 def phase(world: MirrorWorld, name: str) -> Phase:
@@ -149,38 +142,34 @@ def test_a_mirror_that_another_one_has_replaced_writes_nothing_more(ab: MirrorWo
 
 
 @pytest.mark.parametrize("reason", ["slot_moved", "source_diverged"])
-def test_a_gap_while_the_source_copies_a_table_is_not_missed(tmp_path: Path, reason: str) -> None:
+def test_a_gap_while_the_source_copies_a_table_is_not_missed(
+    world: MirrorWorld, reason: str
+) -> None:
     """The follower passes the gap while it knows no snapshot of the table."""
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 4)
-        world.copy_s = 3.0
-        world.start()
-        world.past(1.0)
-        with world.transaction(lost=True) as tx:
-            tx.update("a", 1, name="lost")
-        world.gap(reason)
-        with world.transaction() as tx:
-            tx.update("a", 2, name="behind the gap")
-        world.settle()
-    finally:
-        world.close()
+    world.create("a", 4)
+    world.copy_s = 3.0
+    world.start()
+    world.past(1.0)
+    with world.transaction(lost=True) as tx:
+        tx.update("a", 1, name="lost")
+    world.gap(reason)
+    with world.transaction() as tx:
+        tx.update("a", 2, name="behind the gap")
+    world.settle()
 
 
-def test_a_gap_of_another_source_or_from_before_a_snapshot_costs_no_copy(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 4)
-        world.copy_s = 3.0
-        world.start()
-        world.past(1.0)
-        world.gap()
-        world.gap(source="other")
-        world.settle()
-        world.past(10)
-        assert world.snapshots == ["a"]
-    finally:
-        world.close()
+def test_a_gap_of_another_source_or_from_before_a_snapshot_costs_no_copy(
+    world: MirrorWorld,
+) -> None:
+    world.create("a", 4)
+    world.copy_s = 3.0
+    world.start()
+    world.past(1.0)
+    world.gap()
+    world.gap(source="other")
+    world.settle()
+    world.past(10)
+    assert world.snapshots == ["a"]
 
 
 # Tables that the target refuses, or has changed.
@@ -234,18 +223,14 @@ def test_a_parked_table_is_copied_again_once_its_shape_changes(ab: MirrorWorld) 
     ab.settle()
 
 
-def test_a_table_that_cannot_be_loaded_is_parked(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
+def test_a_table_that_cannot_be_loaded_is_parked(world: MirrorWorld) -> None:
     world.refuses = refusing("b")
-    try:
-        world.create("a", 3)
-        world.create("b", 3)
-        world.start()
-        world.until(lambda: world.commits > 0 and "b" in world.mirror.parked)
-        world.until(lambda: set(world.shown()) == {"a"})
-        assert world.mirror.is_whole
-    finally:
-        world.close()
+    world.create("a", 3)
+    world.create("b", 3)
+    world.start()
+    world.until(lambda: world.commits > 0 and "b" in world.mirror.parked)
+    world.until(lambda: set(world.shown()) == {"a"})
+    assert world.mirror.is_whole
 
 
 def test_a_target_that_refuses_its_only_table_is_an_error(tmp_path: Path) -> None:
@@ -327,10 +312,7 @@ def test_fresh_tables_continue_and_the_older_one_is_named(tmp_path: Path) -> Non
         world.settle()
         until = world.source.end
         world.copy_s = 20.0
-        with world.transaction() as tx:
-            tx.rewrite("a")
-            tx.insert("a", id=60, name="x")
-            tx.insert("b", id=60, name="x")
+        world.rewrite("a", "b", key=60)
         world.until(lambda: world.row("b", 60) is not None)
         assert world.row("a", 60) is None
         world.until(lambda: bool(stale(world)))
@@ -354,10 +336,7 @@ def test_fresh_tables_continue_and_the_older_one_is_named(tmp_path: Path) -> Non
 
 def test_tables_wait_for_one_that_is_copied_again(ab: MirrorWorld) -> None:
     ab.copy_s = 20.0
-    with ab.transaction() as tx:
-        tx.rewrite("a")
-        tx.insert("a", id=60, name="x")
-        tx.insert("b", id=60, name="x")
+    ab.rewrite("a", "b", key=60)
     ab.past(10)
     assert ab.row("b", 60) is None
     assert "public.a (being copied)" in ab.mirror.awaited
@@ -426,9 +405,7 @@ def test_a_table_that_nobody_may_copy_is_an_error_if_it_is_named(tmp_path: Path)
 
 def test_a_followed_table_that_the_source_no_longer_copies_goes(ab: MirrorWorld) -> None:
     ab.rejected["a"] = "not published."
-    with ab.transaction() as tx:
-        tx.rewrite("a")
-        tx.insert("a", id=60, name="x")
+    ab.rewrite("a", key=60)
     ab.until(lambda: set(ab.shown()) == {"b"})
     # Old events say nothing about it; a new schema event does.
     del ab.rejected["a"]
@@ -443,114 +420,86 @@ def test_a_followed_table_that_the_source_no_longer_copies_goes(ab: MirrorWorld)
 # Copies.
 
 
-def test_a_snapshot_that_fails_is_requested_again(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 3)
-        world.fails_snapshots = 2
-        world.start()
-        world.settle()
-        assert world.snapshots == ["a", "a", "a"]
-    finally:
-        world.close()
+def test_a_snapshot_that_fails_is_requested_again(world: MirrorWorld) -> None:
+    world.create("a", 3)
+    world.fails_snapshots = 2
+    world.start()
+    world.settle()
+    assert world.snapshots == ["a", "a", "a"]
 
 
-def test_a_responder_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 3)
-        world.responds = False
-        world.start()
-        world.past(40)
-        assert world.commits > 0
-        world.responds = True
-        world.settle()
-    finally:
-        world.close()
+def test_a_responder_that_does_not_answer_is_asked_again(world: MirrorWorld) -> None:
+    world.create("a", 3)
+    world.responds = False
+    world.start()
+    world.past(40)
+    assert world.commits > 0
+    world.responds = True
+    world.settle()
 
 
-def test_a_killed_load_resumes_with_the_next_chunk(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 30)
-        world.start()
+def test_a_killed_load_resumes_with_the_next_chunk(world: MirrorWorld) -> None:
+    world.create("a", 30)
+    world.start()
 
-        def half() -> bool:
-            table = world.mirror and world.mirror.book.tables.get("a")
-            return bool(table and table.run and table.run.chunks == 5)
+    def half() -> bool:
+        table = world.mirror and world.mirror.book.tables.get("a")
+        return bool(table and table.run and table.run.chunks == 5)
 
-        world.until(half)
-        world.kill()
-        world.start()
-        world.settle()
-        assert world.snapshots == ["a"]
-        assert world.loaded["a"] == 30, "no chunk is loaded twice"
-    finally:
-        world.close()
+    world.until(half)
+    world.kill()
+    world.start()
+    world.settle()
+    assert world.snapshots == ["a"]
+    assert world.loaded["a"] == 30, "no chunk is loaded twice"
 
 
-def test_chunks_that_retention_removed_are_copied_again(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 30)
-        world.start()
-        world.until(lambda: world.commits > 3)
-        world.server.discard("INIT", world.server.streams["INIT"].last_seq + 1)
-        world.settle()
-        assert world.snapshots == ["a", "a"]
-    finally:
-        world.close()
+def test_chunks_that_retention_removed_are_copied_again(world: MirrorWorld) -> None:
+    world.create("a", 30)
+    world.start()
+    world.until(lambda: world.commits > 3)
+    world.server.discard("INIT", world.server.streams["INIT"].last_seq + 1)
+    world.settle()
+    assert world.snapshots == ["a", "a"]
 
 
 def test_a_snapshot_that_others_requested_is_taken_if_the_stream_reaches_back(
-    tmp_path: Path,
+    world: MirrorWorld,
 ) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 3)
-        changed(world, "a", key=40)
-        world.past(1)
-        world.joined = True
-        world.start()
-        world.settle()
-        assert world.snapshots == ["a"]
-    finally:
-        world.close()
+    world.create("a", 3)
+    changed(world, "a", key=40)
+    world.past(1)
+    world.joined = True
+    world.start()
+    world.settle()
+    assert world.snapshots == ["a"]
 
 
-def test_a_joined_snapshot_from_before_the_stream_is_not_taken(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 3)
-        changed(world, "a", key=40)
-        world.past(1)
-        world.server.discard("CDC", 2)
-        world.joined = True
-        world.start()
-        world.past(5)
-        assert "a" not in world.shown()
-        world.joined = False
-        world.settle()
-    finally:
-        world.close()
+def test_a_joined_snapshot_from_before_the_stream_is_not_taken(world: MirrorWorld) -> None:
+    world.create("a", 3)
+    changed(world, "a", key=40)
+    world.past(1)
+    world.server.discard("CDC", 2)
+    world.joined = True
+    world.start()
+    world.past(5)
+    assert "a" not in world.shown()
+    world.joined = False
+    world.settle()
 
 
-def test_changes_while_a_table_is_copied_are_applied_to_the_copy(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 6)
-        world.copy_s = 5.0
-        world.start()
-        world.past(2)
-        with world.transaction() as tx:
-            tx.update("a", 1, name="changed")
-            tx.delete("a", 2)
-            tx.add_column("a", "c")
-            tx.insert("a", id=10, name="x", c="y")
-        world.settle()
-        assert world.snapshots == ["a"]
-    finally:
-        world.close()
+def test_changes_while_a_table_is_copied_are_applied_to_the_copy(world: MirrorWorld) -> None:
+    world.create("a", 6)
+    world.copy_s = 5.0
+    world.start()
+    world.past(2)
+    with world.transaction() as tx:
+        tx.update("a", 1, name="changed")
+        tx.delete("a", 2)
+        tx.add_column("a", "c")
+        tx.insert("a", id=10, name="x", c="y")
+    world.settle()
+    assert world.snapshots == ["a"]
 
 
 # The stream.

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.mirror.table import Phase
-from tests.support.mirror_world import MirrorWorld, mirrored
-
-
-@pytest.fixture
-def ab(tmp_path: Path) -> Iterator[MirrorWorld]:
-    with mirrored(tmp_path, {"a": 4, "b": 4}) as world:
-        yield world
+from tests.support.mirror_world import MirrorWorld
 
 
 def insert(world: MirrorWorld, key: int, *names: str) -> int:
@@ -113,9 +105,7 @@ def test_a_malformed_hold_changes_nothing(ab: MirrorWorld, body: bytes) -> None:
 
 def test_a_hold_does_not_stop_a_mirror_whose_readers_wait_for_a_copy(ab: MirrorWorld) -> None:
     ab.copy_s = 10.0
-    with ab.transaction() as tx:
-        tx.rewrite("a")
-        tx.insert("a", id=50, name="x")
+    ab.rewrite("a", key=50)
     ab.until(lambda: bool(ab.mirror.awaited))
     Verifier(ab).hold(0, for_s=100.0)
     ab.until(lambda: ab.mirror.awaited == "", patience_s=30.0)
@@ -146,59 +136,49 @@ def test_a_mirror_reports_its_tables_and_how_far_it_is_behind(ab: MirrorWorld) -
     assert numbers("mirror_behind_messages") == 2
 
 
-def test_a_mirror_reports_its_bootstraps(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        for name in ("a", "b", "c", "d", "e", "f"):
-            world.create(name, 5)
-        world.copy_s = 20.0
-        world.start()
-        world.past(5.0)
-        assert sorted(world.mirror.unfollowed) == ["a", "b", "c", "d", "e", "f"]
-        assert not world.mirror.is_whole
-        assert world.mirror.following == []
-        look(world)
-        numbers = world.mirror.stats.number
-        assert numbers("mirror_unfollowed") == 6
-        assert numbers("mirror_bootstrapping") == 4, "a few at a time"
-        assert numbers("mirror_waiting") == 2
-        world.settle()
-        assert world.mirror.is_whole
-        assert world.mirror.progress == {}
-        assert numbers("mirror_rows") == 30
-        assert sorted(world.mirror.following) == ["a", "b", "c", "d", "e", "f"]
-    finally:
-        world.close()
+def test_a_mirror_reports_its_bootstraps(world: MirrorWorld) -> None:
+    for name in ("a", "b", "c", "d", "e", "f"):
+        world.create(name, 5)
+    world.copy_s = 20.0
+    world.start()
+    world.past(5.0)
+    assert sorted(world.mirror.unfollowed) == ["a", "b", "c", "d", "e", "f"]
+    assert not world.mirror.is_whole
+    assert world.mirror.following == []
+    look(world)
+    numbers = world.mirror.stats.number
+    assert numbers("mirror_unfollowed") == 6
+    assert numbers("mirror_bootstrapping") == 4, "a few at a time"
+    assert numbers("mirror_waiting") == 2
+    world.settle()
+    assert world.mirror.is_whole
+    assert world.mirror.progress == {}
+    assert numbers("mirror_rows") == 30
+    assert sorted(world.mirror.following) == ["a", "b", "c", "d", "e", "f"]
 
 
-def test_progress_counts_the_rows_at_the_source_and_then_those_loaded(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 30)
-        world.copy_s = 5.0
-        world.start()
-        world.until(lambda: world.snapshots == ["a"])
-        world.report("a", rows=12, rows_estimated=25)
-        progress = world.mirror.progress["a"]
-        world.until(lambda: progress.rows == 12)
-        assert progress.rows_estimated == 25
-        assert progress.rows_loaded == 0
-        # A table that was never analyzed: as many rows for each task as there were so far.
-        world.report("a", rows=20, rows_estimated=0, tasks=4, tasks_done=2)
-        world.until(lambda: progress.rows == 20)
-        assert progress.rows_estimated == 40
-        world.until(lambda: progress.rows_loaded == 9)
-        assert progress.rows == 9
-        assert progress.rows_estimated == 30
-    finally:
-        world.close()
+def test_progress_counts_the_rows_at_the_source_and_then_those_loaded(world: MirrorWorld) -> None:
+    world.create("a", 30)
+    world.copy_s = 5.0
+    world.start()
+    world.until(lambda: world.snapshots == ["a"])
+    world.report("a", rows=12, rows_estimated=25)
+    progress = world.mirror.progress["a"]
+    world.until(lambda: progress.rows == 12)
+    assert progress.rows_estimated == 25
+    assert progress.rows_loaded == 0
+    # A table that was never analyzed: as many rows for each task as there were so far.
+    world.report("a", rows=20, rows_estimated=0, tasks=4, tasks_done=2)
+    world.until(lambda: progress.rows == 20)
+    assert progress.rows_estimated == 40
+    world.until(lambda: progress.rows_loaded == 9)
+    assert progress.rows == 9
+    assert progress.rows_estimated == 30
 
 
 def test_a_mirror_reports_for_how_long_its_readers_stay_at_one_moment(ab: MirrorWorld) -> None:
     ab.copy_s = 20.0
-    with ab.transaction() as tx:
-        tx.rewrite("a")
-        tx.insert("a", id=50, name="x")
+    ab.rewrite("a", key=50)
     ab.until(lambda: bool(ab.mirror.awaited))
     look(ab)
     ab.past(7.0)
@@ -221,18 +201,14 @@ def test_a_server_that_is_away_is_reported_as_the_streams_trouble(ab: MirrorWorl
     ab.settle()
 
 
-def test_a_stream_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        stream = world.server.streams.pop("CDC")
-        world.start()
-        world.past(3.0)
-        assert "CDC does not exist" in world.mirror.trouble
-        world.server.streams["CDC"] = stream
-        world.create("a", 2)
-        world.settle()
-    finally:
-        world.close()
+def test_a_stream_that_does_not_exist_yet_is_waited_for(world: MirrorWorld) -> None:
+    stream = world.server.streams.pop("CDC")
+    world.start()
+    world.past(3.0)
+    assert "CDC does not exist" in world.mirror.trouble
+    world.server.streams["CDC"] = stream
+    world.create("a", 2)
+    world.settle()
 
 
 def test_a_restarted_mirror_keeps_its_identity_and_its_consumer(ab: MirrorWorld) -> None:
