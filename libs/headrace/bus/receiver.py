@@ -18,6 +18,8 @@ from headrace.errors import DecodeError
 # Each request may cause a new epoch, which replays everything unconfirmed. One lost frame makes
 # every later frame look wrong, so requests must not follow the rate of frames.
 REQUEST_INTERVAL_S = 0.5
+# The reason of a Restart that reports no failure: its sender did not follow the epoch before.
+START_UNKNOWN = "an epoch whose start was not received"
 # Several pings fit into this time: missing all of them means that the epoch was lost, or its
 # sender.
 SILENCE_S = 3.0
@@ -104,7 +106,7 @@ class FrameReceiver:
         if head.epoch > self.epoch or self._broken:
             # Without its OPEN it is unknown where the epoch begins, so its first frames may be
             # lost.
-            return self._break("an epoch whose start was not received", now, epoch=head.epoch)
+            return self._break(START_UNKNOWN, now, epoch=head.epoch)
         self._heard_at = now
         if head.kind in (FrameKind.PING, FrameKind.FLUSH):
             return self._ping(head, now)

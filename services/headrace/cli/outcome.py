@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
@@ -26,6 +27,18 @@ def finish(
 
     logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
     try:
-        uvloop.run(work())
+        uvloop.run(_worked(work))
     except HeadraceError as error:
         fail(error, worded(str(error)))
+
+
+async def _worked(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    import asyncio
+
+    try:
+        await work()
+    finally:
+        # Ctrl-C now ends the process without more words: a KeyboardInterrupt while the event loop
+        # closes would be a traceback.
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

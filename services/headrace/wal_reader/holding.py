@@ -7,10 +7,12 @@ often the confirmer started again.
 
 from __future__ import annotations
 
+from headrace.bus.receiver import START_UNKNOWN
+
 # At one LSN; the first may be a lost race.
 RESTARTS_MAX = 3
-# This many checks in a row without a confirmer that is behind: at the start of an epoch there is
-# none for a moment.
+# This many checks in a row without a confirmer that is behind, or with only the publisher: at the
+# start of an epoch, both happen for a moment.
 CALM_LOOKS = 3
 
 
@@ -28,6 +30,9 @@ class Holding:
 
     def restarted(self, name: str, reason: str) -> None:
         """A confirmer starts again."""
+        # It follows again after a failure, whose reason stays.
+        if reason == START_UNKNOWN:
+            return
         if name in self._required and name != self._publisher:
             self._name = name
             self._reason = reason
@@ -40,11 +45,11 @@ class Holding:
 
         `holder` is the only one behind the others; `settled`: all have confirmed everything.
         """
-        if holder is None and settled:
+        if holder == self._publisher or (holder is None and settled):
             self._calm = self._calm + 1
         else:
             self._calm = 0
-        if lsn > self._lsn or holder == self._publisher or self._calm >= CALM_LOOKS:
+        if lsn > self._lsn or self._calm >= CALM_LOOKS:
             self._lsn = max(lsn, self._lsn)
             self._since = now
             self._name = None

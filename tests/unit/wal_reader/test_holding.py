@@ -4,6 +4,7 @@ confirmer is named without a cause.
 
 from __future__ import annotations
 
+from headrace.bus.receiver import START_UNKNOWN
 from headrace.wal_reader.holding import CALM_LOOKS, RESTARTS_MAX, Holding
 
 EVERYBODY = frozenset({"publisher", "archiver"})
@@ -66,3 +67,27 @@ def test_a_restart_begins_the_count_of_calm_looks_again() -> None:
         holding.restarted("archiver", "no room")
     named = [holding.look(1.0, 100, None, settled=True) for _ in range(CALM_LOOKS)]
     assert named == [*["archiver (no room)"] * (CALM_LOOKS - 1), None]
+
+
+def test_a_publisher_that_is_behind_for_a_moment_in_each_epoch_hides_no_failing_archiver() -> None:
+    holding = made()
+    holding.look(0.0, 100, None, settled=True)
+    for _ in range(RESTARTS_MAX):
+        assert holding.look(0.1, 100, "publisher", settled=False) is None
+        holding.restarted("archiver", "no room")
+    assert holding.look(0.2, 100, "publisher", settled=False) == "archiver (no room)"
+    for look in range(CALM_LOOKS - 1):
+        named = holding.look(1.0 + look, 100, "publisher", settled=False)
+    assert named is None, "the slot waits for the publisher"
+
+
+def test_a_confirmer_that_only_follows_again_has_not_failed() -> None:
+    holding = made()
+    holding.look(0.0, 100, None, settled=True)
+    for _ in range(RESTARTS_MAX):
+        holding.restarted("archiver", START_UNKNOWN)
+    assert holding.look(0.1, 100, None, settled=False) is None
+    for _ in range(RESTARTS_MAX):
+        holding.restarted("archiver", "no room")
+        holding.restarted("archiver", START_UNKNOWN)
+    assert holding.look(0.2, 100, None, settled=False) == "archiver (no room)"
