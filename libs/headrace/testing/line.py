@@ -25,7 +25,7 @@ from headrace.testing.suite import Suite
 
 ALL_TABLES = "FOR ALL TABLES"
 MARKER = "line_marker"
-TAKE_TIMEOUT_S = 20.0
+TAKE_TIMEOUT_S = 60.0
 # Waits that are short, so that a test is.
 QUICK = {
     "HEADRACE_DEDUPE_WINDOW_S": "0.1",

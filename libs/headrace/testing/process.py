@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 # Variables of a developer's shell must not affect a test.
 _FOREIGN = ("PG", "NATS_", "HEADRACE_", "POSTGRES_")

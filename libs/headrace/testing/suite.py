@@ -112,7 +112,7 @@ class Suite:
         """Return the output of a service so far."""
         return (self._folder / f"{service}.log").read_text()
 
-    async def logged(self, service: str, words: str, timeout_s: float = 20.0) -> None:
+    async def logged(self, service: str, words: str, timeout_s: float = 60.0) -> None:
         """Wait until the output of a service contains these words."""
         try:
             async with asyncio.timeout(timeout_s):

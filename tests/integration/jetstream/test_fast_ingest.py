@@ -34,6 +34,7 @@ from headrace.testing.oracle import raw_messages, stored
 from headrace.testing.plugin import OwnNats
 
 STREAM = "FAST"
+PATIENCE_S = 60.0
 UNKNOWN_BATCH, WRONG_LAST_SEQUENCE, DUPLICATE = 10208, 10071, 10201
 
 
@@ -63,7 +64,9 @@ async def client(own_nats: OwnNats, duplicate_window: float) -> AsyncIterator[Cl
 
 async def opened(client: Client, *, messages_max: int = 4096) -> FastPipe:
     tail = StreamTail(client.jetstream(), STREAM, reader_of("a"))
-    ingest = FastPipe(client, tail, Counters(), Window(messages_max, 1 << 23, ack_timeout_s=3))
+    ingest = FastPipe(
+        client, tail, Counters(), Window(messages_max, 1 << 23, ack_timeout_s=PATIENCE_S)
+    )
     await ingest.open(await tail.after(0))
     return ingest
 
@@ -99,7 +102,7 @@ class Raw:
         await self._client.publish("fast.raw", payload, reply=reply, headers=headers)
 
     async def answer(self) -> dict[str, Any]:
-        return dict(orjson.loads((await self._answers.next_msg(timeout=2)).data))
+        return dict(orjson.loads((await self._answers.next_msg(timeout=PATIENCE_S)).data))
 
 
 async def raw(client: Client, batch: str) -> Raw:
@@ -121,7 +124,7 @@ async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counte
         heard.extend(message.msg_id for message in messages)
 
     ingest = FastPipe(
-        client, tail, stats, Window(64, 1 << 23, ack_timeout_s=3), on_stored=on_stored
+        client, tail, stats, Window(64, 1 << 23, ack_timeout_s=PATIENCE_S), on_stored=on_stored
     )
     await ingest.open(await tail.after(0))
     await deliver(ingest, range(1, 301))
@@ -200,7 +203,7 @@ async def test_one_message_alone_is_acknowledged_in_one_round_trip(client: Clien
     before = client.stats["in_msgs"]
     await ingest.catch_up()
     await client.flush()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while not ingest.acked:  # noqa: ASYNC110  # the answer gives no event outside
             await asyncio.sleep(0.001)
     assert client.stats["in_msgs"] - before == 1
@@ -222,12 +225,12 @@ async def test_an_open_batch_is_acknowledged_once_nothing_comes(client: Client) 
         await ingest.publish(event(number))
     await ingest.catch_up()
     await client.flush()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while ingest.acked < 500:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.001)
     assert ingest.acked == 500
     await ingest.catch_up()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while ingest.acked < 700:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.001)
     assert ingest.stored_seq == 700
@@ -263,7 +266,7 @@ class SlowTail(StreamTail):
 async def test_what_is_read_back_holds_nothing_up(client: Client) -> None:
     """Of all messages that were accepted while one is read, only the last one is read."""
     tail = SlowTail(client)
-    ingest = FastPipe(client, tail, Counters(), Window(8192, 1 << 23, ack_timeout_s=10))
+    ingest = FastPipe(client, tail, Counters(), Window(8192, 1 << 23, ack_timeout_s=PATIENCE_S))
     await ingest.open(await tail.after(0))
     for number in range(1, 4097):
         await ingest.publish(event(number))
@@ -323,7 +326,7 @@ async def test_no_message_is_skipped_whose_place_another_source_took(client: Cli
     cell = Cell(await js.create_key_value(bucket="state"), "progress.a")
     tail = StreamTail(js, STREAM, reader_of("a"))
     place = await find_resume_point(cell, tail)
-    ingest = FastPipe(client, tail, Counters(), Window(4096, 1 << 23, ack_timeout_s=3))
+    ingest = FastPipe(client, tail, Counters(), Window(4096, 1 << 23, ack_timeout_s=PATIENCE_S))
     await ingest.open(place.tail)
     for number in range(10):
         await js.publish("fast.other", b"x", headers={"Nats-Msg-Id": f"other-{number}"})
@@ -359,7 +362,7 @@ async def test_a_doubt_about_ids_outlives_further_crashes_until_the_server_has_f
     tail = StreamTail(js, STREAM, reader_of("a"))
     for first in (10, 20):
         place = await find_resume_point(cell, tail)
-        ingest = FastPipe(client, tail, Counters(), Window(4096, 1 << 23, ack_timeout_s=3))
+        ingest = FastPipe(client, tail, Counters(), Window(4096, 1 << 23, ack_timeout_s=PATIENCE_S))
         await ingest.open(place.tail)
         assert ingest.ids_in_doubt
         # Its progress is behind what hid the loss.

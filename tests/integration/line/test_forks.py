@@ -40,7 +40,7 @@ from headrace.settings import load
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
 
-LIMIT_S = 30
+LIMIT_S = 90
 
 
 ID_OF_TABLE, INT8 = 16384, 20

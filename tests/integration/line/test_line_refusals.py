@@ -19,7 +19,7 @@ from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 
 EXIT_ERROR = 1
-EXIT_S = 20.0
+EXIT_S = 60.0
 NATS_USERS = """
 authorization { users: [
   {user: admin, password: a}

@@ -16,7 +16,7 @@ from tests.support.versions import on_both_versions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TOLD_TIMEOUT_S = 15.0
+TOLD_TIMEOUT_S = 60.0
 
 
 @async_fixture(loop_scope="module")

@@ -21,7 +21,7 @@ from headrace.testing.responder import running_responder
 from headrace.testing.servers import SessionServers
 
 # Far longer than an answer takes, and a retry's pause.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 ERRORS = "init.error.*"
 
 

@@ -250,7 +250,7 @@ async def test_a_prepared_transaction_that_holds_a_snapshot_up_is_named(
 
 async def test_a_held_snapshot_keeps_no_slot(settings: Settings, database: Database) -> None:
     count = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
-    async with held_snapshot(settings, REQUEST), asyncio.timeout(5):
+    async with held_snapshot(settings, REQUEST), asyncio.timeout(60):
         while await database.fetchval(count):  # noqa: ASYNC110  # PostgreSQL drops it when the walsender has ended
             await asyncio.sleep(0.02)
 

@@ -26,7 +26,7 @@ from headrace.testing.names import Names
 from headrace.testing.reference_mirror import PostgresMirror, quoted
 
 CATALOG_INTERVAL_S = 0.1
-CATALOG_WAIT_S = 15.0
+CATALOG_WAIT_S = 60.0
 FAST_SEEDS = 12
 NAMES = (
     "plain",
