@@ -312,12 +312,17 @@ async def test_keys_unchanged_values_and_redacted_columns_are_told_as_they_are(l
     assert (found[5]["primary_key"], json.loads(found[6]["before"])) == (None, {"x": "z" * 3000})
 
 
-async def test_a_stream_that_was_made_anew_is_a_gap_that_is_kept_and_the_trail_goes_on(
-    line: Line,
-) -> None:
+async def audit_users(line: Line) -> None:
+    """Create the table of users, and an audit writer that follows it."""
     await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
     await line.suite.start(AUDIT)
     await follows(line)
+
+
+async def test_a_stream_that_was_made_anew_is_a_gap_that_is_kept_and_the_trail_goes_on(
+    line: Line,
+) -> None:
+    await audit_users(line)
     await line.execute("INSERT INTO users SELECT g FROM generate_series(1, 50) g")
     await rows(line, "true", 50)
     await line.suite.stop("publisher")
@@ -334,9 +339,7 @@ async def test_a_stream_that_was_made_anew_is_a_gap_that_is_kept_and_the_trail_g
 async def test_a_hole_in_the_stream_is_kept_as_a_gap_and_every_row_around_it_is_in_the_trail(
     line: Line,
 ) -> None:
-    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
-    await line.suite.start(AUDIT)
-    await follows(line)
+    await audit_users(line)
     await line.execute("INSERT INTO users VALUES (1000)")
     await rows(line, "true", 1)
     await line.suite.stop(AUDIT)

@@ -119,29 +119,26 @@ async def test_wal_level_replica_is_refused_with_the_remedy(
     await refused(settings, tmp_path, "wal_level", "wal_level = logical", "restart PostgreSQL")
 
 
+async def with_nats_user(
+    own_nats: OwnNats, settings: dict[str, str], user: str, password: str
+) -> dict[str, str]:
+    """Settings for a user of a server that checks users."""
+    server = await own_nats(config=NATS_USERS)
+    named = {"NATS_BRIDGE_USER": user, "NATS_BRIDGE_PASSWORD": password}
+    return {**settings, "NATS_URL": server.url, **named}
+
+
 async def test_a_nats_user_without_rights_on_the_stream_is_told_what_an_administrator_must_run(
     database: Database, own_nats: OwnNats, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    server = await own_nats(config=NATS_USERS)
-    as_mute = {
-        **settings,
-        "NATS_URL": server.url,
-        "NATS_BRIDGE_USER": "mute",
-        "NATS_BRIDGE_PASSWORD": "m",
-    }
+    as_mute = await with_nats_user(own_nats, settings, "mute", "m")
     await refused(as_mute, tmp_path, "stream CDC", "nats stream add CDC", service="publisher")
 
 
 async def test_wrong_nats_credentials_are_refused_with_the_setting(
     own_nats: OwnNats, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    server = await own_nats(config=NATS_USERS)
-    wrong = {
-        **settings,
-        "NATS_URL": server.url,
-        "NATS_BRIDGE_USER": "admin",
-        "NATS_BRIDGE_PASSWORD": "wrong",
-    }
+    wrong = await with_nats_user(own_nats, settings, "admin", "wrong")
     await refused(
         wrong, tmp_path, "refuses these credentials", "NATS_BRIDGE_PASSWORD", service="publisher"
     )

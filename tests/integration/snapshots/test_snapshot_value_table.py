@@ -47,9 +47,10 @@ class Copied:
 
 
 @pytest.fixture
-async def settings(database: Database, own_nats: OwnNats) -> Settings:
+async def settings(database: Database, own_nats: OwnNats, encoding: Encoding) -> Settings:
     await database.execute("CREATE PUBLICATION p FOR ALL TABLES")
-    return settings_between(database, await own_nats())
+    between = settings_between(database, await own_nats())
+    return replace(between, format=FormatSettings(encoding=encoding))
 
 
 async def copied(
@@ -103,9 +104,8 @@ def check(value: Copied, expected: Any, encoding: Encoding) -> None:
 async def test_every_value_of_a_snapshot_has_the_form_that_an_event_gives_it(
     settings: Settings, client: Client, database: Database, encoding: Encoding
 ) -> None:
-    chosen = replace(settings, format=FormatSettings(encoding=encoding))
     for case in CASES:
-        values = await copied(chosen, client, database, case)
+        values = await copied(settings, client, database, case)
         assert len(values) == len(case.values)
         for value, (_, expected) in zip(values, case.values, strict=True):
             check(value, expected, encoding)
@@ -115,7 +115,6 @@ async def test_every_value_of_a_snapshot_has_the_form_that_an_event_gives_it(
 async def test_every_array_of_a_snapshot_is_its_literal(
     settings: Settings, client: Client, database: Database, encoding: Encoding
 ) -> None:
-    chosen = replace(settings, format=FormatSettings(encoding=encoding))
     for case in ARRAYS:
-        for value in await copied(chosen, client, database, case):
+        for value in await copied(settings, client, database, case):
             check(value, TEXT, encoding)

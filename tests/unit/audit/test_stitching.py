@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,15 +55,17 @@ def whole() -> Stitcher:
 A, B = '{"a": 1}', '{"b": 2}'
 
 
+def rows_between(first: str, second: str) -> Iterator[Event]:
+    """A transaction of three rows, with a context between each two."""
+    yield event(1, 0)
+    yield event(1, 1, said=first)
+    yield event(1, 2)
+    yield event(1, 3, said=second)
+    yield event(1, 4, last=True)
+
+
 def test_the_only_context_of_a_transaction_is_that_of_all_its_rows() -> None:
-    events = (
-        event(1, 0),
-        event(1, 1, said=A),
-        event(1, 2),
-        event(1, 3, said=A),
-        event(1, 4, last=True),
-    )
-    assert shown(fed(whole(), *events)) == [
+    assert shown(fed(whole(), *rows_between(A, A))) == [
         ("row1.0", {"a": 1}),
         ("row1.2", {"a": 1}),
         ("row1.4", {"a": 1}),
@@ -70,14 +73,7 @@ def test_the_only_context_of_a_transaction_is_that_of_all_its_rows() -> None:
 
 
 def test_several_contexts_apply_to_the_rows_behind_them() -> None:
-    events = (
-        event(1, 0),
-        event(1, 1, said=A),
-        event(1, 2),
-        event(1, 3, said=B),
-        event(1, 4, last=True),
-    )
-    assert shown(fed(whole(), *events)) == [
+    assert shown(fed(whole(), *rows_between(A, B))) == [
         ("row1.0", {}),
         ("row1.2", {"a": 1}),
         ("row1.4", {"b": 2}),

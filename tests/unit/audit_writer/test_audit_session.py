@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.audit.rows import RowMaker
-from headrace.audit.settings import AuditSettings, load_audit
+from headrace.audit.settings import load_audit
 from headrace.audit.stitching import Batch, Stitcher
 from headrace.audit.table_book import Names, Noted, TableBook
 from headrace.audit_writer import session as sessions
@@ -142,10 +142,8 @@ def scope() -> Scope:
     return Scope("audit-writer", load({}).process, asyncio.TaskGroup(), Health("audit-writer"))
 
 
-def session(
-    scope: Scope, destination: Destination, settings: AuditSettings | None = None
-) -> Session:
-    audit = settings or load_audit({})
+def session(scope: Scope, destination: Destination, **variables: str) -> Session:
+    audit = load_audit({f"HEADRACE_AUDIT_{name}": value for name, value in variables.items()})
     book = TableBook({USERS: Noted(("id",), relation_id=1, files="1:1")})
     stitcher = Stitcher(audit.whole_rows_max, audit.whole_bytes_max)
     selection = Selection(include=audit.tables)
@@ -228,8 +226,7 @@ async def test_a_connection_that_the_destination_ended_ends_the_session(
 async def test_reading_ahead_of_a_commit_stops_at_the_limit(scope: Scope, files: Files) -> None:
     destination = Destination()
     destination.may_write.clear()
-    settings = load_audit({"HEADRACE_AUDIT_BATCH_ROWS_MAX": "2"})
-    made = session(scope, destination, settings)
+    made = session(scope, destination, BATCH_ROWS_MAX="2")
     consumer = Consumer(scope, *([event(lsn)] for lsn in range(1, 9)))
     given: Any = consumer
     running = asyncio.create_task(made.run(given))
@@ -247,8 +244,7 @@ async def test_rows_that_are_incomplete_do_not_count_against_reading_ahead(
     scope: Scope, files: Files
 ) -> None:
     destination = Destination()
-    settings = load_audit({"HEADRACE_AUDIT_BATCH_ROWS_MAX": "1"})
-    made = session(scope, destination, settings)
+    made = session(scope, destination, BATCH_ROWS_MAX="1")
     events = [[event(1, seq, last=seq == 4)] for seq in range(5)]
     await run(made, Consumer(scope, *events))
     assert [len(batch.lines) for batch in destination.batches] == [5]
@@ -293,8 +289,7 @@ async def test_a_place_without_rows_is_kept_when_it_is_due(
     monkeypatch.setattr(sessions, "time", clock)
     destination = Destination()
     destination.own = {(1, "public", "changes")}
-    settings = load_audit({"HEADRACE_AUDIT_TABLES": "public.users"})
-    made = session(scope, destination, settings)
+    made = session(scope, destination, TABLES="public.users")
     made._kept_at = clock.now
 
     async def come(lsn: int, table: str) -> int:
@@ -325,8 +320,7 @@ async def test_only_audited_changes_are_rows_and_others_end_what_is_certain(
     scope: Scope, files: Files
 ) -> None:
     destination = Destination()
-    settings = load_audit({"HEADRACE_AUDIT_TABLES": "public.users"})
-    made = session(scope, destination, settings)
+    made = session(scope, destination, TABLES="public.users")
     made.book.tables["public", "other"] = Noted(since=Position(1, 0), files="1:1")
     message = event(2, 1, "MESSAGE", last=False, prefix="else", content=b"")
     await made._add([event(1, table="other"), message, event(2, 2, "DELETE"), event(3)])

@@ -51,6 +51,14 @@ class Line:
         self.tail = StreamTail(self.js, STREAM, reader_of("a"))
         self.holes: list[Range] = []
 
+    @classmethod
+    def without_second(cls, nats: SimulatedNats) -> Line:
+        """With three messages, of which the second is gone."""
+        line = cls(nats)
+        line.store(event(0x10), event(0x20), event(0x30))
+        line.lose(2, 2)
+        return line
+
     def store(self, *messages: Outgoing) -> None:
         for one in messages:
             self.nats.cdc.store(one.subject, {"Nats-Msg-Id": one.msg_id}, one.payload, 0.0)
@@ -156,9 +164,7 @@ async def test_a_gap_is_reported_once_and_a_new_one_beside_it() -> None:
 @on_virtual_time
 async def test_a_gap_that_was_published_before_a_crash_is_not_published_again() -> None:
     async with simulated_nats(SETTINGS) as nats:
-        line = Line(nats)
-        line.store(event(0x10), event(0x20), event(0x30))
-        line.lose(2, 2)
+        line = Line.without_second(nats)
         crash = mock.AsyncMock(side_effect=InterruptedError)
         with mock.patch.object(Cell, "write", crash), pytest.raises(InterruptedError):
             await line.report()
@@ -171,9 +177,7 @@ async def test_a_gap_that_was_published_before_a_crash_is_not_published_again() 
 @on_virtual_time
 async def test_consumers_that_know_no_gaps_get_none_and_it_is_settled() -> None:
     async with simulated_nats(SETTINGS) as nats:
-        line = Line(nats)
-        line.store(event(0x10), event(0x20), event(0x30))
-        line.lose(2, 2)
+        line = Line.without_second(nats)
         assert await line.report(None) == []
         assert nats.cdc.last_seq == 3
         assert line.stats.number("gaps") == 1
@@ -183,9 +187,7 @@ async def test_consumers_that_know_no_gaps_get_none_and_it_is_settled() -> None:
 @on_virtual_time
 async def test_what_was_reported_of_another_stream_does_not_count() -> None:
     async with simulated_nats(SETTINGS) as nats:
-        line = Line(nats)
-        line.store(event(0x10), event(0x20), event(0x30))
-        line.lose(2, 2)
+        line = Line.without_second(nats)
         await (await line.cell("damage")).write({"stream_created": "then", "holes": [[2, 2]]})
         assert await line.report() == [(0x10, 0x30)]
 
