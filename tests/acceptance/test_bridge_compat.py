@@ -180,10 +180,21 @@ async def bridge(
         yield Bridge(database, server.url, suite, port)
 
 
+@contextlib.asynccontextmanager
+async def consumed(
+    database: Database, own_nats: OwnNats, folder: Path, *services: str
+) -> AsyncIterator[tuple[Bridge, BridgeConsumer]]:
+    async with (
+        bridge(database, own_nats, folder, *services) as running,
+        running.consumer() as consumer,
+    ):
+        yield running, consumer
+
+
 async def test_a_bridges_consumer_reads_inserts_updates_and_deletes(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with bridge(database, own_nats, tmp_path) as running, running.consumer() as consumer:
+    async with consumed(database, own_nats, tmp_path) as (_, consumer):
         await database.execute(f"INSERT INTO {TABLE} ({COLUMNS}) VALUES {ROW}, {ROW}")
         await database.execute(f"UPDATE {TABLE} SET age = 31 WHERE id = 1")
         await database.execute(f"DELETE FROM {TABLE} WHERE id = 2")
@@ -214,7 +225,7 @@ async def test_json_has_the_same_structure(
 async def test_what_the_bridge_has_no_message_for_is_not_in_the_stream(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with bridge(database, own_nats, tmp_path) as running, running.consumer() as consumer:
+    async with consumed(database, own_nats, tmp_path) as (_, consumer):
         await database.execute(f"INSERT INTO {TABLE} (age) VALUES (1)")
         await database.execute("SELECT pg_logical_emit_message(true, 'note', 'x')")
         await database.execute("SELECT pg_logical_emit_message(false, 'note', 'x')")
@@ -232,7 +243,7 @@ async def test_what_the_bridge_has_no_message_for_is_not_in_the_stream(
 async def test_nothing_is_lost_doubled_or_out_of_order_over_kills(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with bridge(database, own_nats, tmp_path) as running, running.consumer() as consumer:
+    async with consumed(database, own_nats, tmp_path) as (running, consumer):
         for first in range(0, 3000, 500):
             await database.execute(
                 f"INSERT INTO {TABLE} (age) SELECT generate_series({first}, {first + 499})"
@@ -251,10 +262,7 @@ async def test_nothing_is_lost_doubled_or_out_of_order_over_kills(
 async def test_schemas_are_in_the_bucket_at_the_start_and_on_a_change(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with (
-        bridge(database, own_nats, tmp_path, "schema-publisher") as running,
-        running.consumer() as consumer,
-    ):
+    async with consumed(database, own_nats, tmp_path, "schema-publisher") as (_, consumer):
         schema = await schema_with(consumer, 11)
         assert (schema["table"], schema["schema"]) == (TABLE, f"public.{TABLE}")
         assert isinstance(schema["timestamp"], int)
@@ -282,10 +290,7 @@ async def schema_with(consumer: BridgeConsumer, columns: int) -> dict[str, Any]:
 async def test_the_operators_paths_names_and_lines_are_the_bridges(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with (
-        bridge(database, own_nats, tmp_path, "telemetry") as running,
-        running.consumer() as consumer,
-    ):
+    async with consumed(database, own_nats, tmp_path, "telemetry") as (running, consumer):
         await database.execute(f"INSERT INTO {TABLE} (age) SELECT generate_series(1, 7)")
         await consumer.follow(7)
         async with asyncio.timeout(15):
@@ -331,10 +336,7 @@ async def status_of(running: Bridge) -> dict[str, Any]:
 async def test_a_snapshot_has_copys_texts_in_the_bridges_chunks(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with (
-        bridge(database, own_nats, tmp_path, "snapshot-responder") as running,
-        running.consumer() as consumer,
-    ):
+    async with consumed(database, own_nats, tmp_path, "snapshot-responder") as (running, consumer):
         await database.execute(
             f"INSERT INTO {TABLE} ({COLUMNS}) VALUES {ROW}; INSERT INTO {TABLE} DEFAULT VALUES"
         )

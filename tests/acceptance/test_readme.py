@@ -23,6 +23,7 @@ import pytest
 
 from headrace.testing.database import Database
 from headrace.testing.names import Names
+from headrace.testing.output import ProcessOutput
 from headrace.testing.plugin import OwnNats
 from headrace.testing.servers import SessionServers
 from headrace.testing.up import Up
@@ -72,8 +73,6 @@ class Shell:
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._folder = folder
         self._environment = environment
-        self._output = ""
-        self._heard = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         # An interactive one would not die of Ctrl-C; nor does this.
@@ -87,7 +86,7 @@ class Shell:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        self._reader = asyncio.create_task(self._read())
+        self._output = ProcessOutput(self._process)
         await self.run("trap : INT")
         return self
 
@@ -95,40 +94,22 @@ class Shell:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        await self._reader
+        await self._output.ended()
 
     async def run(self, line: str, shown: str | None = None) -> str:
         """Run a line and return its output; stop it with Ctrl-C once it has shown `shown`."""
-        mark, start = uuid.uuid4().hex, len(self._output)
+        mark, start = uuid.uuid4().hex, len(self._output.text)
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\necho ended:$?:{mark}\n".encode())
         await self._process.stdin.drain()
         if shown is not None:
-            await self._until(start, rf"{shown}|ended:\d+:{mark}")
+            await self._output.until(rf"{shown}|ended:\d+:{mark}", PATIENCE_S, start)
             os.killpg(self._process.pid, signal.SIGINT)
-        found = await self._until(start, rf"ended:(\d+):{mark}")
-        said = self._output[start : start + found.start()]
+        found = await self._output.until(rf"ended:(\d+):{mark}", PATIENCE_S, start)
+        said = self._output.text[start : start + found.start()]
         assert found[1] == "0" or (shown is not None and found[1] == "130"), f"{line}\n{said}"
         assert shown is None or re.search(shown, said), f"{line}\n{said}"
         return said
-
-    async def _until(self, start: int, pattern: str) -> re.Match[str]:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while not (found := re.search(pattern, self._output[start:])):
-                    assert not self._reader.done(), self._output[start:]
-                    self._heard.clear()
-                    await self._heard.wait()
-        except TimeoutError:
-            raise AssertionError(f"no {pattern!r}:\n{self._output[start:]}") from None
-        return found
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while data := await self._process.stdout.read(65_536):
-            self._output += data.decode(errors="replace")
-            self._heard.set()
-        self._heard.set()
 
 
 @pytest.fixture

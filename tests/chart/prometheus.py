@@ -23,8 +23,7 @@ import aiohttp
 from headrace.embedded.ports import free_port
 from headrace.embedded.process import tied
 from headrace.errors import HeadraceError
-
-_START_TIMEOUT_S = 60.0
+from headrace.testing.up import ready
 
 
 class PrometheusMissingError(HeadraceError):
@@ -100,18 +99,8 @@ async def running_prometheus(
             cwd=folder,
         )
     try:
-        await _until_ready(f"http://127.0.0.1:{port}")
+        await ready(f"http://127.0.0.1:{port}", "/-/ready")
         yield Prometheus(f"http://127.0.0.1:{port}")
     finally:
         process.terminate()
         await process.wait()
-
-
-async def _until_ready(url: str) -> None:
-    async with aiohttp.ClientSession() as http, asyncio.timeout(_START_TIMEOUT_S):
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with http.get(f"{url}/-/ready") as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.1)

@@ -21,6 +21,7 @@ from headrace.contract import events
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.database import Database
+from headrace.testing.oracle import Stored
 from headrace.testing.suite import Suite
 
 ALL_TABLES = "FOR ALL TABLES"
@@ -39,14 +40,10 @@ SETTINGS = {**QUICK, "HEADRACE_CATALOG_INTERVAL_S": "3600"}
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
-    """A message of the stream, with its bytes as they are in it."""
+class Delivered(Stored):
+    """An event, with the bytes of its message."""
 
-    seq: int
-    subject: str
-    msg_id: str
     data: bytes
-    payload: dict[str, Any]
 
     @property
     def operation(self) -> str:
@@ -125,8 +122,8 @@ class Line:
                     message.metadata.sequence.stream,
                     message.subject,
                     (message.headers or {}).get("Nats-Msg-Id", ""),
-                    message.data,
                     events.decode(message.data),
+                    message.data,
                 )
 
     def _is_marker(self, message: Delivered) -> bool:

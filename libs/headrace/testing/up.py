@@ -19,6 +19,8 @@ from typing import Self
 
 import aiohttp
 
+from headrace.testing.output import ProcessOutput
+
 TABLE_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
@@ -39,8 +41,10 @@ class Up:
         name, _, value = self._mark.partition("=")
         kept = {key: text for key, text in os.environ.items() if not key.startswith(foreign)}
         self._environment = {**kept, name: value, **environment}
-        self.output = ""
-        self._heard = asyncio.Event()
+
+    @property
+    def output(self) -> str:
+        return self._printed.text
 
     async def __aenter__(self) -> Self:
         self.process = await asyncio.create_subprocess_exec(
@@ -54,33 +58,23 @@ class Up:
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
-        self._reader = asyncio.create_task(self._read(), name="output of up")
+        self._printed = ProcessOutput(self.process)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self.process.returncode is None:
             self.process.kill()
         await self.process.wait()
-        await self._reader
+        await self._printed.ended()
 
     async def says(self, words: str, timeout_s: float = TABLE_TIMEOUT_S) -> re.Match[str]:
         """Wait until the output matches a pattern."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not (found := re.search(words, self.output)):
-                    assert not self._reader.done(), (
-                        f"up ended before it said {words!r}:\n{self.output}"
-                    )
-                    self._heard.clear()
-                    await self._heard.wait()
-        except TimeoutError:
-            raise AssertionError(f"up did not say {words!r}:\n{self.output}") from None
-        return found
+        return await self._printed.until(words, timeout_s)
 
     async def ends(self) -> int:
         """Wait for its end and the end of its output, and return its exit status."""
         async with asyncio.timeout(TABLE_TIMEOUT_S + STOP_TIMEOUT_S):
-            await self._reader
+            await self._printed.ended()
             return await self.process.wait()
 
     def survivors(self) -> list[str]:
@@ -114,20 +108,13 @@ class Up:
                 return f"{entry.name} {command}"
         return None
 
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        while data := await self.process.stdout.read(65_536):
-            self.output += data.decode()
-            self._heard.set()
-        self._heard.set()
 
-
-async def ready(url: str) -> None:
+async def ready(url: str, path: str = "/readyz") -> None:
     """Wait until a service answers that it is ready."""
-    async with asyncio.timeout(30), aiohttp.ClientSession() as http:
+    async with asyncio.timeout(60), aiohttp.ClientSession() as http:
         while True:
             with contextlib.suppress(aiohttp.ClientError):
-                async with http.get(f"{url}/readyz") as answer:
+                async with http.get(f"{url}{path}") as answer:
                     if answer.status == 200:
                         return
             await asyncio.sleep(0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import nats
@@ -247,6 +247,20 @@ async def settled(database: Database, names: Names) -> None:
             await asyncio.sleep(0.05)
 
 
+@contextlib.asynccontextmanager
+async def publishing(
+    database: Database, names: Names, settings: dict[str, str], folder: Path
+) -> AsyncIterator[Suite]:
+    """A suite that publishes a table `t`."""
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text);"
+        f"CREATE PUBLICATION {names.publication} FOR TABLE t"
+    )
+    async with Suite(settings, folder) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        yield suite
+
+
 def names_what_is_lost(
     gap: Stored, before: dict[int, int], after: dict[int, int], *, exact: bool
 ) -> None:
@@ -273,15 +287,10 @@ async def test_what_is_gone_from_the_middle_is_a_gap_once_with_the_bounds_of_wha
     delivery: str,
     how: Callable[[Path], None],
 ) -> None:
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text);"
-        f"CREATE PUBLICATION {names.publication} FOR TABLE t"
-    )
     settings = environment(
         database, server, names, HEADRACE_DELIVERY=delivery, HEADRACE_BATCH_EVENTS_MAX="4"
     )
-    async with Suite(settings, tmp_path) as suite:
-        await suite.logged("publisher", "epoch_joined")
+    async with publishing(database, names, settings, tmp_path) as suite:
         for first in range(1, 260, 7):
             await database.execute(
                 f"INSERT INTO t SELECT g, '{PAD}' FROM generate_series({first}, {first + 6}) g"
@@ -308,13 +317,9 @@ async def test_what_is_gone_from_the_middle_is_a_gap_once_with_the_bounds_of_wha
 async def test_a_gap_that_is_lost_with_the_streams_tail_is_reported_again(
     database: Database, server: EmbeddedNats, names: Names, tmp_path: Path
 ) -> None:
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text);"
-        f"CREATE PUBLICATION {names.publication} FOR TABLE t"
-    )
     kept = tmp_path / "kept"
-    async with Suite(environment(database, server, names), tmp_path) as suite:
-        await suite.logged("publisher", "epoch_joined")
+    settings = environment(database, server, names)
+    async with publishing(database, names, settings, tmp_path) as suite:
         for row in range(1, 11):
             await database.execute(f"INSERT INTO t VALUES ({row}, '')")
         await until_row(server, 10)
@@ -342,12 +347,8 @@ async def test_a_gap_that_is_lost_with_the_streams_tail_is_reported_again(
 async def test_a_second_loss_is_another_gap(
     database: Database, server: EmbeddedNats, names: Names, tmp_path: Path
 ) -> None:
-    await database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text);"
-        f"CREATE PUBLICATION {names.publication} FOR TABLE t"
-    )
-    async with Suite(environment(database, server, names), tmp_path) as suite:
-        await suite.logged("publisher", "epoch_joined")
+    settings = environment(database, server, names)
+    async with publishing(database, names, settings, tmp_path) as suite:
         for row in range(1, 21):
             await database.execute(f"INSERT INTO t VALUES ({row}, '')")
         before = await until_row(server, 20)
