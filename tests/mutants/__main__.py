@@ -52,6 +52,11 @@ MODULES = (
 QUICK = ("tests/unit", "tests/property")
 # Tests of each package with its real process, for mutants that no quick test kills.
 REAL = {
+    # The first prefix that fits counts.
+    "libs/headrace/mirror/postgres.py": (
+        "tests/integration/mirror/test_postgres_target.py",
+        "tests/integration/mirror/test_mirror_targets.py",
+    ),
     "libs/headrace/mirror/": (
         "tests/integration/mirror/test_mirror.py",
         "tests/integration/mirror/test_mirror_targets.py",
@@ -60,7 +65,6 @@ REAL = {
         "tests/integration/archive/test_archive_line.py",
         "tests/integration/archive/test_archive_replay.py",
     ),
-    # The first prefix that fits counts.
     "libs/headrace/audit/destination.py": (
         "tests/integration/audit/test_audit_destination.py",
         "tests/integration/audit/test_audit_two_sources.py",
@@ -86,7 +90,10 @@ REAL = {
     ),
     "libs/headrace/postgres/": ("tests/integration/postgres",),
     "libs/headrace/consumer/": ("tests/integration/consumer",),
-    "libs/headrace/verify/": ("tests/integration/verify",),
+    "libs/headrace/verify/": (
+        "tests/integration/verify/test_sql_rows.py",
+        "tests/integration/verify",
+    ),
     "services/headrace/archiver/": (
         "tests/integration/archive/test_archive_line.py",
         "tests/integration/archive/test_archive_holds.py",

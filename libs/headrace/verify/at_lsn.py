@@ -82,9 +82,7 @@ async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> b
             # The caller knows that the stream is complete up to the LSN: nothing can still arrive.
             return False
         seen = int(message.seq or 0)
-        for event in await events_of(
-            stream.dictionaries, message.data or b"", message.subject or "", seen
-        ):
+        for event in await events_of(stream.dictionaries, message.data or b"", "", seen):
             # The mirror has applied it, or the table's snapshot contains it.
             if has_passed(lanes, event) or event.position.lsn < state.since:
                 continue

@@ -227,8 +227,9 @@ def test_nothing_behind_a_missing_message_is_believed(
     nats.server.streams["CDC"].delete(4)
     assert looking(nats, 1) == ([2, 3], 3)
     # Retention removes from the front.
-    nats.server.discard("CDC", 6)
-    assert looking(nats, 1) == ([], 1)
+    for first_seq in (3, 6):
+        nats.server.discard("CDC", first_seq)
+        assert looking(nats, 1) == ([], 1)
     assert looking(nats, 5) == ([6], 6)
 
 

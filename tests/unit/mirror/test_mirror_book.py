@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -32,13 +31,13 @@ from headrace.mirror.target import (
     DropTable,
     Filled,
     InsertRows,
-    Step,
     SwapTables,
     TargetError,
     TruncateTable,
     UpdateRow,
     split,
 )
+from tests.support.memory_target import Memory
 
 ID = Column("id", "integer")
 NAME = Column("name", "text")
@@ -97,32 +96,6 @@ def test_an_earlier_versions_lane_of_a_table_counts_for_its_arrays() -> None:
 
 
 # The book.
-
-
-class Memory:
-    """A target that keeps what is committed, and what was done."""
-
-    def __init__(self, **marks: str) -> None:
-        self.marks: dict[str, str] = marks
-        self.steps: list[Step] = []
-        self.refuses: TargetError | None = None
-        self.loads = 0
-
-    async def load(self) -> dict[str, str]:
-        self.loads += 1
-        return dict(self.marks)
-
-    async def write(self, steps: Sequence[Step]) -> None:
-        if self.refuses is not None:
-            raise self.refuses
-        self.steps += steps
-
-    async def commit(self, marks: Mapping[str, str | None]) -> None:
-        for key, value in marks.items():
-            if value is None:
-                self.marks.pop(key, None)
-            else:
-                self.marks[key] = value
 
 
 def opened(target: Memory, *, fresh: bool = False) -> Book:

@@ -13,9 +13,11 @@ from headrace.jetstream.object_store import ObjectStore
 from headrace.mirror import follower
 from headrace.mirror.changes import outdated, staged_steps
 from headrace.mirror.plan import Resync
+from headrace.mirror.snapshots import SnapshotError, Snapshots, StoredSnapshot
 from headrace.mirror.table import BootstrapRun, Column, Phase, Table
 from headrace.mirror.target import AlterTable, InsertRows
 from tests.support.mirror_world import MirrorWorld, mirrored
+from tests.support.virtual_nats import STREAMS, VirtualNats
 
 ONLY_A = (("public", "a"),)
 
@@ -90,6 +92,25 @@ def test_a_transaction_that_a_gap_cuts_off_is_never_shown(
         tx.insert("b", id=50, name="behind the gap")
     ab.settle()
     assert ab.snapshots == ["a", "b", "a", "b"]
+
+
+def test_a_fresh_mirror_shows_nothing_of_a_transaction_that_a_gap_cuts_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table keeps its rows until its copy is there, and other tables continue."""
+    monkeypatch.setattr(follower, "SPILL_EVENTS", 4)
+    with mirrored(tmp_path, {"a": 4, "b": 4}, fresh=True) as world:
+        for event in large(world, 10)[:-1]:
+            world.send(event)
+        world.until(lambda: world.writes["a"] > 0)
+        world.copy_s = 10.0
+        world.gap()
+        with world.transaction() as tx:
+            tx.insert("b", id=50, name="behind the gap")
+        world.until(lambda: phase(world, "a") is Phase.WANTED)
+        world.past(5.0)
+        assert world.row("a", 100) is None
+        world.settle()
 
 
 def test_a_gap_tears_no_transaction_behind_it(
@@ -219,9 +240,68 @@ def test_a_bootstrap_that_is_overtaken_begins_again(tmp_path: Path) -> None:
         world.settle()
 
 
+def test_a_bootstrap_that_is_overtaken_while_it_loads_writes_nothing_more(tmp_path: Path) -> None:
+    world = MirrorWorld(tmp_path)
+    try:
+        world.create("a", 30)
+        world.start()
+        world.until(lambda: world.loaded["a"] >= 6)
+        world.mirror.book.want("public", "a", "another one")
+        world.settle()
+        assert world.snapshots == ["a", "a"]
+    finally:
+        world.close()
+
+
 def phase(world: MirrorWorld, name: str) -> Phase:
     found: Phase = world.mirror.book.tables[name].phase
     return found
+
+
+def test_a_snapshot_is_looked_for_now_and_then(tmp_path: Path) -> None:
+    world = MirrorWorld(tmp_path)
+    try:
+        world.create("a", 3)
+        world.copy_s = 20.0
+        world.start()
+        world.past(15.0)
+        before = len(world.server.asked)
+        world.past(4.0)
+        assert 10 <= len(world.server.asked) - before <= 40
+        world.settle()
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize(
+    ("first_seq", "lsn", "source", "place"),
+    [
+        # Nothing was lost, whenever it began.
+        (1, 10, "s", 0),
+        (1, 999, "t", 0),
+        # What was lost is from before an event that the snapshot contains.
+        (3, 99, "s", 2),
+        (3, 100, "s", None),
+        (3, 99, "t", None),
+    ],
+)
+def test_a_joined_snapshot_has_a_place_only_where_the_stream_reaches_back_to_it(
+    first_seq: int, lsn: int, source: str, place: int | None
+) -> None:
+    nats = VirtualNats()
+    for _ in range(4):
+        tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": 0, "last": True}
+        names = {"table": "a", "schema": "public", "source": source, "operation": "INSERT"}
+        nats.server.put("cdc.a.insert", json.dumps({**names, "data": {}, "tx": tx}).encode())
+    nats.server.discard("CDC", first_seq)
+    joined = StoredSnapshot("snap", "a", 100, 1, 1, "s", note=None)
+    found = Snapshots(nats.client(), STREAMS.cdc, STREAMS.init, STREAMS.state).place(joined)
+    if place is None:
+        with pytest.raises(SnapshotError, match="does not reach back"):
+            nats.do(found)
+    else:
+        assert nats.do(found) == place
+    nats.close()
 
 
 def test_a_mirror_listens_to_no_more_than_it_needs(ab: MirrorWorld) -> None:

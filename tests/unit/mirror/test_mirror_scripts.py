@@ -211,6 +211,21 @@ def test_a_table_that_the_target_refuses_is_parked_and_the_others_continue(
     assert ab.mirror.parked == {}
 
 
+def test_a_parked_table_stays_parked_while_the_target_comes_and_goes(ab: MirrorWorld) -> None:
+    ab.refuses = refusing("b")
+    ab.checks = False
+    changed(ab, "a", "b")
+    ab.until(lambda: phase(ab, "b") is Phase.PARKED)
+    copies = list(ab.snapshots)
+    ab.refuses = away
+    changed(ab, "a", key=101)
+    ab.until(lambda: "nobody answers" in ab.mirror.trouble)
+    ab.refuses = refusing("b")
+    ab.until(lambda: ab.row("a", 101) is not None)
+    ab.past(5.0)
+    assert (phase(ab, "b"), ab.snapshots) == (Phase.PARKED, copies)
+
+
 def test_a_parked_table_is_copied_again_once_its_shape_changes(ab: MirrorWorld) -> None:
     ab.refuses = refusing("b")
     ab.checks = False
@@ -268,10 +283,11 @@ def test_a_commit_refused_without_a_table_is_tried_again(ab: MirrorWorld) -> Non
     assert ab.mirror.trouble == ""
 
 
-def test_a_target_that_is_away_is_waited_for(ab: MirrorWorld) -> None:
-    def away(_: Sequence[Step]) -> None:
-        raise TargetAwayError("nobody answers")
+def away(_: Sequence[Step]) -> None:
+    raise TargetAwayError("nobody answers")
 
+
+def test_a_target_that_is_away_is_waited_for(ab: MirrorWorld) -> None:
     ab.refuses = away
     changed(ab, "a")
     ab.until(lambda: "nobody answers" in ab.mirror.trouble)
@@ -292,6 +308,21 @@ def test_a_row_that_the_file_lacks_is_repaired_by_a_copy(ab: MirrorWorld) -> Non
     ab.settle()
     assert ab.snapshots == ["a", "b", "a"]
     assert ab.mirror.stats.number("mirror_mismatches") == 1
+
+
+def test_a_mirror_that_has_worked_for_a_while_tries_again_soon(ab: MirrorWorld) -> None:
+    """Each attempt in vain makes the next pause longer."""
+    ab.refuses = away
+    changed(ab, "a")
+    ab.past(60.0)
+    ab.refuses = lambda _: None
+    ab.settle()
+    ab.past(40.0)
+    ab.refuses = away
+    changed(ab, "a", key=101)
+    ab.until(lambda: "nobody answers" in ab.mirror.trouble)
+    ab.refuses = lambda _: None
+    ab.until(lambda: ab.row("a", 101) is not None, 1.5)
 
 
 # Fresh tables.
@@ -401,6 +432,36 @@ def test_a_table_that_nobody_may_copy_is_an_error_if_it_is_named(tmp_path: Path)
         assert "no snapshot of a: not published" in str(world.ended[0])
     finally:
         world.close()
+
+
+def test_a_published_table_that_nobody_may_copy_is_left_out(tmp_path: Path) -> None:
+    world = MirrorWorld(tmp_path)
+    try:
+        world.create("a", 3)
+        world.create("b", 3)
+        world.rejected["b"] = "not published."
+        world.start()
+        world.until(lambda: world.commits > 0 and set(world.shown()) == {"a"})
+        world.until(lambda: phase(world, "b") is Phase.GONE)
+        assert not world.ended
+    finally:
+        world.close()
+
+
+def test_a_named_table_that_was_dropped_is_waited_for_after_a_restart(tmp_path: Path) -> None:
+    with mirrored(tmp_path, {"a": 3, "b": 3}, tables=(*ONLY_A, ("public", "b"))) as world:
+        with world.transaction() as tx:
+            tx.drop("a")
+            tx.insert("b", id=9, name="x")
+        world.settle()
+        world.stop()
+        world.start()
+        world.past(5.0)
+        assert not world.ended
+        with world.transaction() as tx:
+            tx.create("a")
+            tx.insert("a", id=1, name="again")
+        world.settle()
 
 
 def test_a_followed_table_that_the_source_no_longer_copies_goes(ab: MirrorWorld) -> None:

@@ -60,14 +60,20 @@ def test_a_hold_stops_the_mirror_where_it_is_and_ends_with_the_next_request(
     ab.settle()
 
 
-def test_a_held_mirror_continues_to_an_lsn_and_no_further(ab: MirrorWorld) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_held_mirror_continues_to_an_lsn_and_no_further(
+    ab: MirrorWorld, *, at_once: bool
+) -> None:
     verifier = Verifier(ab)
     verifier.hold(0)
     ab.until(lambda: bool(verifier.answers))
+    ab.server.holds_back = at_once
     insert(ab, 100, "a", "b")
     lsn = insert(ab, 101, "a", "b")
     insert(ab, 102, "a", "b")
     verifier.hold(lsn)
+    ab.past(0.5)
+    ab.server.give_out_again()
     ab.until(lambda: ab.row("a", 100) is not None)
     ab.past(10)
     assert ab.row("a", 101) is None

@@ -20,6 +20,7 @@ from headrace.mirror.target import (
     DeleteRow,
     DropTable,
     Filled,
+    ForeignTableError,
     InsertRows,
     RowMissingError,
     Step,
@@ -285,6 +286,20 @@ def test_two_tables_never_share_a_name(tmp_path: Path, phase: Phase, *, is_taken
     # The same table again, or its copy, is no other.
     own = replace(USERS, schema="app", name="Users", staging=True)
     written(tmp_path, CreateTable(own), CreateTable(replace(own, staging=False)))
+
+
+@pytest.mark.parametrize("kind", ["TABLE", "VIEW"])
+@pytest.mark.parametrize("name", ["users", "Users"])
+def test_a_table_that_no_mirror_created_is_left_alone(tmp_path: Path, name: str, kind: str) -> None:
+    staged = replace(USERS, staging=True)
+    written(tmp_path, CreateTable(staged))
+    sql(tmp_path, f"CREATE {kind} {name} AS SELECT 5 AS own")
+    for step in (CreateTable(USERS, replaces=False), SwapTables(staged, replaces=False)):
+        with pytest.raises(ForeignTableError, match="exists there already"):
+            written(tmp_path, step)
+    assert sql(tmp_path, "SELECT * FROM users") == [(5,)]
+    free = replace(USERS, name="free")
+    written(tmp_path, CreateTable(free, replaces=False), CreateTable(free))
 
 
 # Commits and writers.

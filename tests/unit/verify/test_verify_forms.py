@@ -154,6 +154,17 @@ def test_deep_documents_are_compared_as_text_without_blanks() -> None:
     assert meaning(nested) == "[" * 300 + "1.0" + "]" * 300
 
 
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_documents_are_compared_by_meaning_down_to_a_depth(opening: str, closing: str) -> None:
+    def nested(depth: int, leaf: str) -> str:
+        return opening * depth + leaf + closing * depth
+
+    assert meaning(nested(300, "1e2")) == nested(300, "100")
+    assert meaning(nested(301, "1e2")) == nested(301, "1e2")
+    siblings = ",".join([nested(1, '"x"')] * 400)
+    assert meaning(f"[1e2,{siblings}]") == f"[100,{siblings}]"
+
+
 def test_text_that_is_no_document_equals_no_document() -> None:
     assert meaning("NaN") == "not json: NaN"
     assert meaning("{") == "not json: {"
@@ -174,6 +185,7 @@ def test_array_literals_are_read_as_postgresql_writes_them() -> None:
     source, mirror = in_sqlite(SqlType("text[]", "text[]", SqlType("text", "text")), lists=True)
     assert source('[0:1]={a,"b c"}') == mirror('["a", "b c"]') == mirror('[0:1]={a,"b c"}')
     assert source("{1,NULL}") != source('{1,"NULL"}')
+    assert source('[0:0]={"[0:0]=x"}') == ("[0:0]=x",), "only the array has bounds"
 
 
 def test_a_type_of_the_sources_own_is_text_in_the_contracts_form() -> None:
@@ -182,5 +194,7 @@ def test_a_type_of_the_sources_own_is_text_in_the_contracts_form() -> None:
     assert form is not None
     assert form("2025-12-12 12:00:34+00") == form("2025-12-12T12:00:34Z") == "2025-12-12T12:00:34Z"
     assert in_postgres(SqlType("jsonb", "jsonb"), "jsonb", lists=False) is None
+    for kind, mirror in (("json", "json"), ("json", "text"), ("jsonb", "text")):
+        assert in_postgres(SqlType(kind, kind), mirror, lists=False) is meaning
     assert in_postgres(SqlType("numeric", "numeric"), "numeric", lists=False) is None
     assert in_postgres(SqlType("mood", "mood"), "text", lists=False) is None
