@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from headrace.bus import subjects
 from headrace.jetstream.publishing.errors import IngestError
 from headrace.jetstream.publishing.fast import FastPipe, offers_fast_ingest
 from headrace.jetstream.publishing.fast_batch import FastBatch
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.jetstream.publishing.turns import Turns
 from headrace.metrics.counters import Counters
 from headrace.publisher.resume_point import reader_of
 from headrace.settings import load
@@ -235,3 +240,58 @@ async def test_fast_ingest_needs_a_server_and_a_stream_that_offer_it(
         nats.cdc.batched = batched
         client = nats.client()
         assert await offers_fast_ingest(client.jetstream(), client, STREAM) is offered
+
+
+class Shared:
+    """A publisher that takes turns with another source's, which only says what it does."""
+
+    def __init__(self, nats: SimulatedNats, one: Publisher) -> None:
+        self.one = one
+        self._other = nats.client()
+
+    async def says(self, word: str, to: str = "") -> None:
+        note = {"word": word, "by": "other", "source": "b", "to": to}
+        await self._other.publish(subjects.turns(STREAM), json.dumps(note).encode())
+        await asyncio.sleep(0.01)
+
+    async def writing(self, seconds: float) -> None:
+        """The other writes, while this one is asked to go on."""
+        for _ in range(round(seconds / 0.1)):
+            await self.says("write")
+            await self.one.pipe.publish(message(self.one.pipe.published))
+            await asyncio.sleep(0.09)
+
+
+@asynccontextmanager
+async def shared() -> AsyncIterator[Shared]:
+    async with simulated_nats(SETTINGS) as nats:
+        client = nats.client()
+        turns = Turns(client, STREAM, "a", Counters())
+        yield Shared(nats, await publisher(nats, turns=turns))
+
+
+@on_virtual_time
+async def test_nothing_is_sent_while_another_source_writes_and_all_of_it_in_its_own_turn() -> None:
+    async with shared() as both:
+        one = both.one
+        await both.writing(1.0)
+        going = asyncio.ensure_future(one.pipe.drain())
+        await both.says("write")
+        await asyncio.sleep(0.3)
+        assert one.stored == 0
+        await both.says("pass")
+        await going
+        assert one.stored == one.pipe.acked == 10
+
+
+@on_virtual_time
+async def test_a_connection_that_is_lost_while_another_source_writes_is_noticed_at_once() -> None:
+    async with shared() as both:
+        await both.writing(0.2)
+        going = asyncio.ensure_future(both.one.pipe.drain())
+        await both.says("write")
+        both.one.client.stats["reconnects"] += 1
+        await asyncio.sleep(0.1)
+        assert going.done()
+        with pytest.raises(IngestError, match="connection was lost"):
+            going.result()

@@ -156,6 +156,7 @@ def silent(nats: SimulatedNats) -> Any:
 async def test_messages_are_stored_in_order_and_counted_when_the_server_says_so(
     nats: SimulatedNats, one: Publisher
 ) -> None:
+    assert (one.pipe.acked, one.pipe.published, one.pipe.stored_seq) == (0, 0, 0)
     await one.deliver(20)
     await one.pipe.publish_all([event("a", lsn) for lsn in range(21, 41)])
     assert one.pipe.published == 40
@@ -192,21 +193,22 @@ async def test_headers_of_a_message_are_stored_with_it_and_its_id(
 
 @pytest.mark.parametrize("way", [ChainPipe, FastPipe])
 @pytest.mark.parametrize("window", [Window(8, 1 << 22, 3.0), Window(500, 8 * 150, 3.0)])
+@pytest.mark.parametrize("together", [1, 3])
 @on_virtual_time
 async def test_no_more_messages_or_bytes_are_in_flight_than_the_window_allows(
-    way: Callable[..., Pipe], window: Window
+    way: Callable[..., Pipe], window: Window, together: int
 ) -> None:
     async with simulated_nats(SETTINGS) as nats:
         one = await opened(nats, way, window=window)
         size = len(event("a", 1).payload)
         most = min(window.messages_max, window.bytes_max // size)
         flying = []
-        for _ in range(50):
-            await one.publish(1)
+        for first in range(1, 49, together):
+            await one.pipe.publish_all([event("a", first + more) for more in range(together)])
             flying.append(one.pipe.published - one.pipe.acked)
         assert max(flying) == most
         await one.pipe.drain()
-        assert ids(nats) == expected(50)
+        assert ids(nats) == expected(48)
 
 
 @on_pipes(ChainPipe, FastPipe, window=Window(500, 100, ACK_TIMEOUT_S))
@@ -292,6 +294,7 @@ async def test_behind_a_replaced_connection_nothing_is_published(
     for act in (one.pipe.catch_up, one.pipe.drain):
         with pytest.raises(IngestError):
             await act()
+    await asyncio.sleep(1)
     assert ids(nats) == expected(2)
 
 
@@ -303,6 +306,20 @@ async def test_a_lost_connection_is_noticed_while_nothing_is_published(
     one.client.stats["reconnects"] += 1
     with pytest.raises(IngestError, match="connection was lost"):
         await one.pipe.catch_up()
+
+
+@on_pipes(ChainPipe, FastPipe)
+async def test_after_a_failure_nothing_is_taken_and_nothing_counts_as_done(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    one.client.stats["reconnects"] += 1
+    with pytest.raises(IngestError):
+        await one.pipe.catch_up()
+    last = event("a", 1)
+    for act in (one.pipe.drain(), one.pipe.publish(last), one.pipe.publish_all([last])):
+        with pytest.raises(IngestError, match="connection was lost"):
+            await act
+    assert (one.pipe.published, nats.stored) == (0, [])
 
 
 @each_way

@@ -269,6 +269,31 @@ async def test_a_turn_that_is_passed_to_one_with_nothing_to_write_is_passed_on()
 
 
 @on_virtual_time
+async def test_before_a_turn_begins_the_end_is_read_once_more() -> None:
+    """The last messages of the one that passes it precede its note."""
+    async with site() as one:
+        waiting = await one.publisher("a")
+        await one.say("write", "x", "b")
+        await waiting.turns.want()
+        await one.say("pass", "x", "b", waiting.turns._me)
+        assert await waiting.turns.wait(0)
+        assert not await waiting.turns.wait(0)
+
+
+@on_virtual_time
+async def test_a_turn_that_nobody_waits_for_is_passed_to_everybody() -> None:
+    async with site() as one:
+        writer = await one.publisher("a")
+        await writer.begins_after()
+        await one.say("write", "x", "b")
+        writer.writes = False
+        writer.turns.pass_on(more=False)
+        await asyncio.sleep(turns._REST_S + A_MOMENT_S)
+        assert (one.notes[-1]["word"], one.notes[-1]["to"]) == ("pass", "")
+        assert writer.stats.number("turns_passed") == 0
+
+
+@on_virtual_time
 async def test_a_turn_that_is_passed_to_another_is_the_others() -> None:
     async with site() as one:
         waiting = await one.publisher("a")

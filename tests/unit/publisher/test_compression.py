@@ -228,3 +228,27 @@ async def test_a_dictionary_that_no_longer_fits_is_replaced_and_kept_while_messa
             await asyncio.sleep(waits_s)
             await one.of([event(number, table=f"t{waits_s}") for number in range(SAMPLES)])
             assert (first in await dictionary_ids(nats)) is kept
+
+
+@pytest.mark.parametrize(
+    ("ratios", "outgrown"),
+    [
+        ([20], False),
+        ([20, 26], False),
+        ([20, 27], True),
+        # Compared with the first events, however slowly it comes.
+        ([20, 23, 26, 29], True),
+    ],
+)
+def test_a_dictionary_is_outgrown_when_events_compress_much_worse_than_its_first_ones(
+    ratios: list[int], *, outgrown: bool
+) -> None:
+    table = compression._Table()
+    found = []
+    for ratio in ratios:
+        table.events = compression.RATIO_EVENTS
+        table.before += 100
+        table.after += ratio
+        found.append(table.outgrown())
+        assert not table.outgrown(), "too few events to tell"
+    assert found == [*[False] * (len(ratios) - 1), outgrown]

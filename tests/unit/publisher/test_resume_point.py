@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.bus.frame import Opening
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
@@ -104,6 +105,16 @@ async def test_a_lost_tail_sets_the_publisher_back_to_what_the_stream_still_has(
 
 
 @on_virtual_time
+async def test_a_first_message_whose_sequence_another_source_took_is_lost() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        store(nats, 0x100)
+        nats.cdc.lose_tail(0, 0.0)
+        store(nats, 0x900, "b")
+        place = await found(nats, written(0x100, 1))
+        assert (place.position, place.lost_up_to) == (ORIGIN, 0x108)
+
+
+@on_virtual_time
 async def test_a_stream_that_was_created_again_has_nothing_of_the_source() -> None:
     async with simulated_nats(SETTINGS) as nats:
         place = await found(nats, written(0x300, 3, stream_created="then"))
@@ -134,12 +145,31 @@ async def test_the_event_of_a_gap_that_is_gone_is_reported_again() -> None:
         known = written(0x100, 1).reported(0x500, "gap-1")
         place = await found(nats, known)
         assert place.lost_up_to == 0x500
+        # The event was the next message, and what is there is another's.
+        store(nats, 0x900, "b")
+        nats.cdc.delete(1)
+        place = await found(nats, known)
+        assert place.lost_up_to == 0x500
         nats.cdc.messages.clear()
         nats.cdc.by_subject.clear()
         nats.cdc.first_seq = 3
         nats.cdc.last_seq = 2
         place = await found(nats, known)
         assert place.lost_up_to == 0, "it may have aged out"
+
+
+@pytest.mark.parametrize(
+    ("position", "confirmed_lsn", "is_new"),
+    [(ORIGIN, 0, True), (ORIGIN, 0x80, False), (Position(0x50, 0), 0, False)],
+)
+def test_only_a_source_without_any_progress_begins_at_its_slot(
+    position: Position, confirmed_lsn: int, *, is_new: bool
+) -> None:
+    known = Progress(position, confirmed_lsn=confirmed_lsn)
+    joined = known.joined(Opening({}, "a", "db", "7000", 2, 0x100, 0x900))
+    assert (joined.system_id, joined.timeline) == ("7000", 2)
+    assert joined.confirmed_lsn == (confirmed_lsn or 0x100)
+    assert joined.complete == (((ORIGIN, 0x100),) if is_new else ())
 
 
 @on_virtual_time

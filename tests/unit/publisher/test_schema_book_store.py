@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.jetstream.state import LostRaceError
 from headrace.lsn import Position
 from headrace.publisher.schema_book import Entry
-from headrace.publisher.schema_book_store import BookShelf
+from headrace.publisher.schema_book_store import HISTORY_MAX, BookShelf
 
 COLUMN = ColumnShape("a", 23, -1, "integer", number=1)
 SHAPE = TableShape("public", "t", 1, "d", (), 1, (COLUMN,))
@@ -109,3 +110,12 @@ async def test_a_late_acknowledgement_changes_nothing_that_a_successor_wrote(
     await storage_after(bucket, 15, {REWRITTEN.msg_id})
     with pytest.raises(LostRaceError):
         await late.keep("t", REWRITTEN)
+
+
+async def test_a_version_that_is_described_again_pushes_no_earlier_one_out(bucket: Bucket) -> None:
+    writer = shelf(bucket)
+    await writer.load(Position(15, 0), set(), {})
+    for number in range(HISTORY_MAX):
+        await writer.keep("t", replace(REWRITTEN, storage=f"after {number}", pending=False))
+    assert await storage_after(bucket, 25) == f"after {HISTORY_MAX - 1}"
+    assert await storage_after(bucket, 15) == "before"

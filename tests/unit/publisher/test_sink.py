@@ -94,8 +94,9 @@ class Catalog:
 class Run:
     """One run of the publisher."""
 
-    def __init__(self, scope: Scope, sink: StreamSink, nats: SimulatedNats) -> None:
+    def __init__(self, scope: Scope, sink: StreamSink, nats: SimulatedNats, doubt: Doubt) -> None:
         self.scope = scope
+        self.doubt = doubt
         self.sink = sink
         self.nats = nats
 
@@ -126,7 +127,7 @@ async def running(
     async with run_parts.opened(nats.client(), of, scope.health.stats) as parts:
         sink = StreamSink(scope, parts, cast("Any", Catalog(of)), cast("Any", watch), lag, doubt)
         try:
-            yield Run(scope, sink, nats)
+            yield Run(scope, sink, nats, doubt)
         finally:
             await sink.close()
 
@@ -269,6 +270,35 @@ async def test_a_slot_that_moved_leaves_a_gap_that_is_reported_once() -> None:
             await last.take(begin, described(), *rest)
             assert (await last.rest(2.0)).lsn == 0x708
         assert told(nats)[-1] == "d"
+
+
+@on_virtual_time
+async def test_what_the_stream_lost_and_the_slot_no_longer_has_is_a_gap_once_in_a_run() -> None:
+    of = settings()
+    async with simulated_nats(of) as nats:
+        async with running(nats, of) as one:
+            await one.sink.on_epoch(opening())
+            await one.take(*LOG)
+            await one.rest(2.0)
+        last = next(message for message in nats.stored if b'"c"' in message.payload)
+        nats.cdc.lose_tail(last.seq - 1, 0.0)
+        async with running(nats, of) as heir:
+            for _ in range(2):
+                await heir.sink.on_epoch(opening(0x400))
+                assert heir.figure("gaps") == 1
+        assert told(nats) == ["a", "b", "stream_tail_lost 0/200 0/400"]
+
+
+@on_virtual_time
+async def test_a_run_has_progressed_once_it_stored_something() -> None:
+    of = settings()
+    async with simulated_nats(of) as nats, running(nats, of) as one:
+        await one.sink.on_epoch(opening())
+        await one.rest(2.0)
+        assert not one.doubt.progressed
+        await one.take(*LOG)
+        await one.rest(2.0)
+        assert one.doubt.progressed
 
 
 @on_virtual_time
