@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.contract.naming import table_token
+from headrace.contract.subjects_and_ids import table_token
 from headrace.jetstream.publishing.fast import FastIngestUnsupportedError, FastPipe
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Pipe
