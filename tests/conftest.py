@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among several workers; alone, tests run in the order of their files."""
+    """Reorder tests for several workers; a single one runs them in the order of their files."""
     if hasattr(config, "workerinput"):
         items[:] = long_files_first(items)
 

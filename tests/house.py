@@ -187,7 +187,7 @@ def born_late(node: ast.ClassDef) -> set[str]:
 
 
 def inherited(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
-    """What the classes that it extends create: ours, and those of libraries."""
+    """The attributes that its base classes create: ours, and those of libraries."""
     found: set[str] = set()
     if node.name in OF_A_LIBRARY:
         found |= OF_A_LIBRARY[node.name][1]

@@ -185,7 +185,7 @@ def secrets_of(manifests: str) -> set[str]:
 
 needs_helm = pytest.mark.skipif(
     not (HAS_LOCKED_HELM or shutil.which("helm")),
-    reason="the lock has no helm for this platform, and none is installed",
+    reason="the lock has no helm for this platform, and no other is installed",
 )
 
 

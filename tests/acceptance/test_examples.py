@@ -163,7 +163,7 @@ async def test_an_event_read_with_clients_of_two_languages_decodes_to_the_docume
             assert await process.wait() == 0
     by_python = [event.payload for event in await stored(line.nats.url)]
     first = by_python[1]["data"]
-    # What JSON, or a JavaScript number, can't hold: the documented forms of these two.
+    # JSON, or a JavaScript number, can't hold these two: they have their documented forms.
     assert (first.pop("photo"), first.pop("big")) == (b"\xde\xad\xbe\xef", 9007199254740993)
     assert (by_javascript[1]["data"].pop("photo"), by_javascript[1]["data"].pop("big")) == (
         "3q2+7w==",

@@ -57,7 +57,7 @@ async def test_up_shows_changes_and_a_table_and_a_second_one_goes_on_with_the_da
     async with Up(empty_folder, "--once") as second:
         assert await second.ends() == 0, second.output
     assert re.search(r"still contains \d+ messages", second.output)
-    assert '"id": 3' in second.output, "the table goes on where it was"
+    assert '"id": 3' in second.output, "the table continues where it was"
     for server in ("PostgreSQL", "nats-server"):
         assert port_of(server, second.output) == port_of(server, first.output)
     assert second.survivors() == []

@@ -167,7 +167,7 @@ async def test_every_block_runs_as_it_is_printed_in_order_in_one_shell(
                 said = await shell.run(line, SHOWN.get(line))
                 assert re.search(SAID.get(line, ""), said), f"{line}\n{said}"
                 ran.append(line)
-    assert {*SHOWN, *SAID} <= {*ran}, "a block that this test waits for is in the README no more"
+    assert {*SHOWN, *SAID} <= {*ran}, "the README no longer has a block that this test waits for"
 
 
 async def own_servers(

@@ -57,7 +57,7 @@ class Clone:
         (self.bin / name).chmod(0o755)
 
     def start(self, user: str | None = None) -> subprocess.Popen[str]:
-        # Where the tests run in the background, SIGINT is ignored, and a shell can't trap what was
+        # If the tests run in the background, SIGINT is ignored, and a shell can't trap what was
         # ignored when it began. A signal that is handled here is not ignored there.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

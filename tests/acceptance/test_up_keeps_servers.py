@@ -29,7 +29,7 @@ MORE_ROWS = 100
 
 
 class Writer:
-    """Commits rows one by one, even while the server is down, until it is told that this was
+    """Commits rows one by one, even while the server is down, until the test says that this was
     enough.
     """
 
@@ -206,7 +206,7 @@ async def test_the_nats_server_of_audit_up_that_is_killed_comes_back_and_the_tra
 
 
 async def answers(port: int, status: int) -> str:
-    """What HEALTH_PORT says, once it answers so."""
+    """The text from HEALTH_PORT, once it answers with this status."""
     async with asyncio.timeout(60), aiohttp.ClientSession() as http:
         while True:
             with contextlib.suppress(aiohttp.ClientError):

@@ -26,7 +26,7 @@ from tests.bench.result import Figure, within
 TABLE = "audited"
 TIMEOUT_S = 540.0
 BACKLOG_PER_S, LIVE_PER_S = 30_000, 11_500
-# What a machine like that of the figures takes with Zemi, from commit to row.
+# With Zemi, a machine like that of the figures takes this long from commit to row.
 ZEMI_MS = 1.2
 IDLE_COMMITS = 200
 SERVICES = ("wal-reader", "publisher", "audit-writer")
@@ -210,7 +210,7 @@ async def _live(machine: Machine, rows: int, environment: dict[str, str]) -> lis
         {},
         rows / inserted,
     )
-    return [replace(made, limit_name="the inserts beside it")]
+    return [replace(made, limit_name="the inserts meanwhile")]
 
 
 async def _idle(machine: Machine, environment: dict[str, str]) -> list[Figure]:

@@ -141,7 +141,7 @@ async def drain(
             for one, url in zip(backlogs, own, strict=True)
         ]
     if mode != "batch":
-        # Each event is a separate message, and none is missing.
+        # Each event is a separate message, without a gap.
         events = sum(backlog.events for backlog in backlogs)
         found = sum([await _messages(client.jetstream()) for client in clients.values()])
         assert found == events, f"{found} messages for {events} events"
@@ -174,7 +174,7 @@ async def _drain(
         }
         await suite.start("wal-reader")
         await suite.logged("wal-reader", "epoch_opened")
-        # What a process takes to start is no part of what an event costs.
+        # The start of a process is no part of the cost of an event.
         before["wal-reader"] = cpu_s(suite.pid("wal-reader"))
         began = _logged_at(suite.log("wal-reader"), "epoch_opened")
         pids = {name: suite.pid(name) for name in SERVICES}

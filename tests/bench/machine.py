@@ -86,7 +86,7 @@ class Machine:
     database: Any
 
     def environment(self, slot: str, **more: str) -> dict[str, str]:
-        """What a service of the suite is started with."""
+        """The environment of a service of the suite."""
         return {
             **self.postgres.environment(),
             "PG_DB": "postgres",

@@ -88,7 +88,7 @@ def _kind(pid: int) -> str:
 
 
 def _anonymous_mib(pid: int) -> float:
-    """What the process holds besides files that it maps, which the kernel may drop."""
+    """The memory of the process besides files that it maps, which the kernel may drop."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -99,7 +99,7 @@ def _anonymous_mib(pid: int) -> float:
 def _figures(samples: list[dict[str, float]]) -> list[Figure]:
     """From when workers run: before that everything grows."""
     working = [sample for sample in samples if sample.get("a Spark worker", 0) > 0]
-    # What starts needs a moment to be what it is.
+    # A process that starts does not have its final size yet.
     working = working[len(working) // 10 :]
     half = len(working) // 2
     names = sorted({name for sample in working for name in sample} - {"others"})

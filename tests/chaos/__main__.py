@@ -61,7 +61,7 @@ def main() -> int:
     )
     own_network = enter_own_network()
     if not own_network:
-        print("chaos: no network of its own is allowed here: no packets are lost", flush=True)
+        print("chaos: no separate network is allowed here, so no packets are lost", flush=True)
     if arguments.keep:
         Path(arguments.keep).mkdir(parents=True, exist_ok=True)
     deliveries = _DELIVERIES if arguments.delivery == "all" else (arguments.delivery,)

@@ -40,7 +40,7 @@ class Checker:
         self.of_others: list[dict[str, Any]] = []
         self.counted: Counter[tuple[str, str]] = Counter()
         self._next_seq = 1
-        # By what has an order of its own: a table, or all of them.
+        # By what is ordered: a table, or all of them.
         self._positions: defaultdict[str, Position] = defaultdict(lambda: ORIGIN)
         self._delivered: defaultdict[str, deque[tuple[Change, dict[str, Any]]]] = defaultdict(deque)
         self._committed: defaultdict[str, deque[Change]] = defaultdict(deque)
@@ -161,4 +161,4 @@ class Checker:
 
 
 async def _unheard(_: Exception) -> None:
-    """What fails is seen where it is awaited."""
+    """A failure is seen where it is awaited."""

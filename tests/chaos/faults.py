@@ -65,7 +65,7 @@ class Faults:
             self._busy.discard(target)
 
     def _draw(self) -> tuple[str, str, Fault]:
-        # Every draw uses as many random numbers whatever comes of it, so that a seed repeats its
+        # Every draw uses the same number of random numbers, so that a seed repeats its
         # sequence.
         roll, choice, long = self._chance.random(), self._chance.random(), self._chance.random()
         instance = self._chance.choice(self._world.instances)
@@ -296,7 +296,7 @@ def _crumble(proxy: Proxy, crumb_bytes_max: int) -> None:
 
 
 async def _nothing() -> None:
-    """What this machine does not allow."""
+    """A fault that this machine does not allow."""
 
 
 async def _moved(pids: Callable[[], list[int]], offset_s: int, seconds: float) -> None:

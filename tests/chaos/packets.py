@@ -20,7 +20,7 @@ _LOSS = ("-m", "statistic", "--mode", "random", "--probability")
 
 
 def enter_own_network() -> bool:
-    """Whether this process is alone in its network from now on; call it before anything listens or
+    """Whether this process has its network to itself from now on; call it before anything listens or
     connects.
     """
     if (

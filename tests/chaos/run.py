@@ -86,7 +86,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run is made of."""
+    """The parts of a run."""
 
     minutes: float
     seed: int
@@ -116,7 +116,7 @@ async def run(asked: Run, log: Callable[[str], None]) -> Verdict:
             await _reign(made, verdict, asked.rows_per_s, log)
         except BrokenPromiseError as error:
             verdict.broken = str(error)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the logs are wanted, and the other deliveries
+        except Exception as error:  # noqa: BLE001  # the logs are wanted in any case, and the other deliveries
             verdict.broken = f"the run itself failed: {error!r}"
         for instance in made.instances:
             with contextlib.suppress(KeyError):

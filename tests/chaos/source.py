@@ -53,7 +53,7 @@ async def prepare(postgres: EmbeddedPostgres, published: str = "FOR ALL TABLES")
 
 class Writer:
     """Transactions of 1 to 2,000 rows, upserts, deletes and now and then a TRUNCATE, until it is
-    told to stop.
+    stopped.
     """
 
     def __init__(self, postgres: EmbeddedPostgres, seed: int, rows_per_s: float) -> None:
@@ -115,7 +115,7 @@ class Account:
         self._last = ORIGIN
 
     async def more(self) -> list[Change]:
-        """What was committed since the last call, as far as PostgreSQL can be asked now."""
+        """The changes since the last call, as far as PostgreSQL answers now."""
         found: list[Change] = []
         with contextlib.suppress(*TROUBLE):
             connection = await asyncpg.connect(self._postgres.dsn(), timeout=5)

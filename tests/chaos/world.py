@@ -108,7 +108,7 @@ class World:
                     )
 
     def crashes(self) -> list[str]:
-        """Tracebacks that the services left: none is foreseen."""
+        """Tracebacks that the services left; there should be none."""
         return [
             f"{path.parent.name}: {line}"
             for path in self.folder.glob("*/*.log")

@@ -134,7 +134,7 @@ class Deployment:
     secrets: Mapping[str, str]
     more: Mapping[str, str] = field(default_factory=dict)
     running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
-    # Where Spark Connect listens; without, the responder has a separate Spark.
+    # The address of Spark Connect; without it, the responder has a separate Spark.
     spark_remote: str = ""
 
     @property
@@ -159,7 +159,7 @@ class Deployment:
             "HOME": str(self.folder),
             "HEADRACE_HTTP_PORT": "0",
             "HEADRACE_HTTP_HOST": "127.0.0.1",
-            # A machine that runs many tests at once starts a JVM slowly.
+            # A machine that runs many tests together starts a JVM slowly.
             "HEADRACE_SPARK_START_TIMEOUT_S": "240",
         }
         if "SPARK_REMOTE" in given:
@@ -167,7 +167,7 @@ class Deployment:
         return {**given, **here}
 
     async def set_up(self) -> str:
-        """What the init container does; what it says."""
+        """Do what the init container does; return its output."""
         command = [str(Path(sys.executable).with_name("headrace")), *self.composed["init"].command]
         process = await asyncio.create_subprocess_exec(
             *as_image_user(command),

@@ -21,7 +21,7 @@ SETS = sorted((CHART / "ci").glob("*.yaml"))
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = shutil.which("helm", path=str(ROOT / ".venv/bin")) or shutil.which("helm")
     if command is None and not HAS_LOCKED_HELM:
-        pytest.skip("the lock has no helm for this platform, and none is installed")
+        pytest.skip("the lock has no helm for this platform, and no other is installed")
     assert command is not None
     return subprocess.run(
         [command, *arguments], capture_output=True, text=True, timeout=120, check=False

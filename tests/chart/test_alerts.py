@@ -68,7 +68,7 @@ DRILLS = {
             'headrace_slot_active{source="s"}': "0+0x99",
             'headrace_pg_reachable{source="s"}': "1+0x99",
         },
-        # What PostgreSQL can't be asked is no finding.
+        # An unanswered question to PostgreSQL is no finding.
         {
             'headrace_slot_active{source="s"}': "0+0x99",
             'headrace_pg_reachable{source="s"}': "0+0x99",

@@ -162,7 +162,7 @@ def test_of_several_slots_each_has_an_archive_and_a_trail_of_its_own() -> None:
             90,
         )
         assert (trail.host, trail.port, trail.database) == ("audit.example", 6432, "trail")
-        # What `headrace audit up` would tell the publisher.
+        # `headrace audit up` would start the publisher with these.
         told = load(values_of(container_of(everything, f"{name}-publisher"))).format
         assert told.message_prefixes == ("_bemi",)
         wanted = replace(trail, host=None, port=None, database=None).for_the_suite({})[
@@ -275,7 +275,7 @@ def test_the_operators_objects_hold_the_alerts_and_dashboards() -> None:
 
 def test_the_notes_tell_the_next_step() -> None:
     done = helm("install", "headrace", CHART, "--dry-run=client", "-f", CHART / "ci/minimal.yaml")
-    # Without a cluster, Helm renders the notes only for who has one: read them as a template would.
+    # Without a cluster, Helm does not render the notes: read them as a template would.
     text = done.stdout if done.returncode == 0 else (CHART / "templates/NOTES.txt").read_text()
     for step in ("get pods", "port-forward", "/status", "headrace init", "docs/runbooks.md"):
         assert step in text

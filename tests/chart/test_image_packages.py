@@ -20,7 +20,7 @@ IMAGES = {"core": (), "archive": ("archive",), "spark": ("archive", "spark")}
 
 
 def ran(script: str, *extras: str) -> str:
-    """What a script of deploy/docker prints, under the interpreter that the image's build has: no
+    """The output of a script of deploy/docker, under the interpreter that the image's build has: no
     package of ours.
     """
     command = [sys.executable, "-S", str(ROOT / "deploy/docker" / script), *extras]
@@ -28,7 +28,7 @@ def ran(script: str, *extras: str) -> str:
 
 
 def installed(extras: tuple[str, ...]) -> set[str]:
-    """What Headrace needs by the word of every installed package."""
+    """The packages that Headrace needs, by the metadata of every installed package."""
     found: set[str] = set()
     todo = [("headrace", ("", *extras))]
     while todo:

@@ -207,7 +207,7 @@ async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_
         list(WalReader(url).follow(from_lsn=ends - 1, wait=False))
     assert changes(WalReader(url).follow(from_lsn=ends, wait=False)) == after
     with contextlib.suppress(WalGapError):
-        # What is before the gap is read up to it.
+        # The changes before the gap are read.
         for entry in WalReader(url).follow(from_lsn=before[-1].position.lsn, wait=False):
             assert as_change(entry) in before
     with pytest.raises(WalGapError):

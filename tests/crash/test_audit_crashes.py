@@ -242,7 +242,7 @@ async def test_the_trail_is_exact_after_the_destination_fell_silent_in_the_middl
         await until_rows(audited, 1)
         for _ in range(2):
             since = len(audited.suite.log(AUDIT))
-            # What was committed is committed, and nobody is told.
+            # The transaction is committed, but the answer is lost.
             proxy.lose(from_server=True)
             await not_ready(audited, "did not answer in time", since)
             proxy.restore()

@@ -201,8 +201,8 @@ async def test_death_at_every_point_of_the_line_loses_and_doubles_nothing(rig: R
 
 
 async def _a_gap_is_told_once(rig: Rig) -> None:
-    """A slot that was moved on over WAL without changes: told, the process killed before that is
-    noted, told once.
+    """A slot that was moved on over WAL without changes: reported, the process killed before that is
+    noted, reported once.
     """
     for service in ("wal-reader", "publisher"):
         await rig.suite.stop(service)
@@ -284,7 +284,7 @@ async def test_death_between_catalog_and_bucket_leaves_the_schemas_right(rig: Ri
         ("after_deletion", "late", "DROP TABLE late"),
     ):
         if rig.suite.running("schema-publisher"):
-            # What the next step changes must be in the bucket first.
+            # The table that the next step changes must be in the bucket first.
             await _has_schema(rig, table)
             await rig.suite.kill("schema-publisher")
         await rig.database.execute(statement)

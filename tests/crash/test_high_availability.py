@@ -160,7 +160,7 @@ async def test_a_failover_slot_survives_the_primary_and_the_line_goes_on_at_the_
             await insert(database, 0, 1000)
             await delivered(server.url, 1000)
             await _slot_is_synced(standby, database)
-            # What the primary told nobody but the standby: it has to come from there.
+            # Only the standby got this from the primary: it has to come from there.
             await suite.kill("wal-reader")
             await insert(database, 1000, 500)
             await _replayed(standby, await database.fetchval("SELECT pg_current_wal_lsn()::text"))

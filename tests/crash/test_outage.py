@@ -27,7 +27,7 @@ from tests.support.own_source import WITH_TEXT, OwnSource
 
 OUTAGE_S = float(os.environ.get("HEADRACE_OUTAGE_S", "8"))
 ROWS_PER_S, ROW_BYTES, AT_ONCE = 1000, 500, 100
-# What is in flight, a few times over.
+# A few times the data in flight.
 GROWTH_MIB = 40.0
 LAG_BYTES_MIN = 1 << 20
 WAIT_S = 90.0 + OUTAGE_S

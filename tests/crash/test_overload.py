@@ -32,7 +32,7 @@ SECONDS, PAUSE_S = float(os.environ.get("HEADRACE_OVERLOAD_S", "0")), 5.0
 ROW_BYTES, BURST = 2_000, 5_000
 # Written in all: some sixty MiB, or two a second.
 ROWS = 1000 + BURST * (int(SECONDS / PAUSE_S) or 6)
-# What a service may hold more than before: what is in flight, a few times over; after that, it must not grow.
+# A service may grow by a few times the data in flight; after that, it must not grow.
 GROWTH_MIB, FLAT_MIB = 64.0, 12
 WAIT_S = 200.0 + SECONDS
 

@@ -85,7 +85,7 @@ class World:
 
     async def in_the_middle(self, snapshot_id: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while not await self.last(chunk_subject(TABLE, snapshot_id, 3)):  # noqa: ASYNC110  # asked of the stream
+            while not await self.last(chunk_subject(TABLE, snapshot_id, 3)):  # noqa: ASYNC110  # a stream gives no event
                 await asyncio.sleep(0.05)
 
     async def outcome(self, snapshot_id: str) -> tuple[str, dict[str, Any]]:
@@ -151,7 +151,7 @@ async def world(
 
 
 def workers(pid: int) -> list[int]:
-    """Spark's Python workers: what has no children of its own below the JVM."""
+    """Spark's Python workers: the processes below the JVM that have no children."""
     return [
         child
         for child in child_pids(pid)

@@ -57,7 +57,7 @@ async def test_a_killed_schema_publisher_loses_no_version_and_none_is_written_tw
                 await _schema(client, columns=number + 1)
                 await _schema(client, columns=1, table=f"t{number}")
                 print(
-                    f"schema-publisher: the other goes on within {time.monotonic() - began:.1f} s"
+                    f"schema-publisher: the other continues within {time.monotonic() - began:.1f} s"
                 )
                 await victim.start("schema-publisher")
             else:

@@ -69,7 +69,7 @@ async def write(postgres: EmbeddedPostgres, enough: asyncio.Event, seed: int) ->
 
 @dataclass
 class Reader:
-    """Looks at the stream as often as it can; whatever it is shown must be whole.
+    """Looks at the stream as often as it can; all that it finds must be whole.
 
     By reading messages, as any reader does: the sequence that the server's stream info names while
     it stores a batch is ahead of what it lets anybody read.
@@ -117,7 +117,7 @@ class Reader:
                         break
 
     def judge(self, committed: list[Change]) -> None:
-        """What was given out is what was committed, transaction by transaction."""
+        """The events equal the committed changes, transaction by transaction."""
         by_transaction = [
             list(group)
             for _, group in groupby((one.position for one in committed), lambda at: at.lsn)

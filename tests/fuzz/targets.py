@@ -154,7 +154,7 @@ _EVENTS += [zstandard.ZstdCompressor().compress(data) for data in _EVENTS]
 
 
 def _events(data: bytes) -> None:
-    """A consumer gets events, or is told that these are none."""
+    """A consumer gets events, or an error that these are not events."""
     try:
         found = list(of_message(data, "cdc.users.insert", 1))
     except DecodeError:

@@ -60,10 +60,10 @@ async def test_the_archiver_collects_what_is_old_and_notices_when_all_is_gone(
             while (await left(url))[0] == files[1]:  # noqa: ASYNC110  # a folder gives no event
                 await asyncio.sleep(0.2)
         assert (await left(url))[0] <= files[-1], (
-            "the last one is kept, from which the archiver goes on"
+            "the last one is kept, from which the archiver continues"
         )
 
-        # The volume is not mounted: what is in its place is empty, and must not be taken for a new
+        # The volume is not mounted: the folder is empty, and must not be used as a new
         # archive.
         await suite.kill("archiver")
         folder.rename(tmp_path / "volume")

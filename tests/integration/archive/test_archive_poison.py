@@ -75,8 +75,8 @@ async def test_a_parked_change_holds_up_neither_a_required_archive_nor_the_slot(
 
 
 async def parked(nats_url: str) -> list[tuple[str, bytes]]:
-    """The names of what was put aside, and the bytes that could not be read, by a client of NATS
-    alone.
+    """The names of the parked changes, and the bytes that could not be read, with nothing but a
+    client of NATS.
     """
     client = await nats.connect(nats_url)
     store = await client.jetstream().object_store("headrace_parked")

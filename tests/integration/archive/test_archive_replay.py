@@ -62,7 +62,7 @@ async def command(settings: dict[str, str], *arguments: str, code: int = 0) -> s
 
 
 async def copied_in_halves(settings: dict[str, str], target: str, committed: list[Change]) -> None:
-    """A replay that ends in the middle, one that goes on from there, and one that has no more."""
+    """A replay that ends in the middle, one that continues there, and one with nothing left."""
     half = committed[len(committed) // 2].position.lsn
     replay = ("replay", "--into", target)
     first = await command(settings, *replay, "--to", f"{half >> 32:X}/{half & 0xFFFFFFFF:X}")
@@ -119,7 +119,7 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
         await command(settings, "replay", "--into", late, "--to", "2")
         for number in range(2):
             await database.execute(
-                f"INSERT INTO orders VALUES ({50_000 + number}, 1, 'in a file of its own')"
+                f"INSERT INTO orders VALUES ({50_000 + number}, 1, 'in a separate file')"
             )
             committed += await oracle.changes()
             await archived(url, committed)
@@ -166,7 +166,7 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
             assert {
                 body["data"]["id"]: body["msg_id"] for body in again
             }.items() <= original.items()
-        # Where the file before is gone, nobody knows them.
+        # Without the file before, nobody knows them.
         for file_id in (1, 2, 3):
             Store(url).delete(file_name(file_id))
         late = ("--from", "4", "--stream", "LATE", "--prefix", "late")

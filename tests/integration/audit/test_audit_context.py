@@ -17,14 +17,14 @@ from headrace.testing.database import Database
 
 READ = """
 SELECT data FROM pg_logical_slot_get_binary_changes(
-    $1, NULL, NULL, 'proto_version', '1', 'publication_names', 'told', 'messages', 'true')
+    $1, NULL, NULL, 'proto_version', '1', 'publication_names', 'contexts', 'messages', 'true')
 """
 
 
 async def slot(database: Database) -> str:
     name = f"s_{database.name}"
     await database.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
-    await database.execute("CREATE PUBLICATION told FOR ALL TABLES")
+    await database.execute("CREATE PUBLICATION contexts FOR ALL TABLES")
     await database.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", name)
     return name
 

@@ -304,7 +304,7 @@ async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restor
         await database.fetchval("SELECT doc::text FROM t")
         == '{"n": 7, "zip": "12345", "null": null}'
     )
-    # What was before is in a change of the earlier version, which this one undoes.
+    # The earlier row is in a change of the earlier version, which this one undoes.
     await database.execute("INSERT INTO t VALUES (2, '1', 2)")
     later = await trail.change("UPDATE", data={"id": 2, "doc": 1, "n": 2})
     with pytest.raises(IrreversibleError, match="earlier version"):

@@ -49,7 +49,7 @@ VALUES = [
     ("doc", "'{}'"),
     ("bit(3)", "B'101'"),
     ("regtype", "'integer'"),
-    # What native forms lose something of.
+    # Native forms lose a part of these.
     ("jsonb", "'null'"),
     (
         "jsonb",

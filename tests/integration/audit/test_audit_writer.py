@@ -76,7 +76,7 @@ async def test_every_change_is_one_row_in_commit_order_with_what_was_before_and_
         "UPDATE users SET id = 5000 WHERE id = 5; TRUNCATE users",
     )
     assert len(await oracle.settled()) == 1006
-    # What the audit wrote into this database came through the stream as well, and made no rows.
+    # The audit's own writes to this database came through the stream as well, and made no rows.
     await line.execute("INSERT INTO users VALUES (1, 'last', false, NULL)")
     assert (await oracle.settled())[-1][2] == "1"
     first = (await line.database.fetch("SELECT * FROM changes ORDER BY position, ordinal LIMIT 1"))[
@@ -437,7 +437,7 @@ async def test_keys_of_several_columns_identities_by_index_generated_and_identit
         '["1","é"]',
         '["1","f"]',
     ]
-    # What identifies the row there isn't its key, and the key was not sent.
+    # The row is not identified by its key there, and the key was not sent.
     assert found[-1]["primary_key"] is None
     for row in (found[4], found[7], found[6], found[5]):
         await reverted(line, "--id", str(row["id"]))

@@ -114,7 +114,7 @@ async def test_a_live_view_ends_with_q_and_leaves_the_terminal_as_it_was(
         left = termios.tcgetattr(its)
         os.close(its)
         os.close(ours)
-    assert "\x1b[?1049h" in seen, "a screen of its own"
+    assert "\x1b[?1049h" in seen, "a separate screen"
     assert left == before
 
 

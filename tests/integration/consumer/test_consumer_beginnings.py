@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 class AsItWas(MemoryWatermarks):
-    """What a store holds whose owner dies before it keeps anything: a mirror that has not committed
+    """The store of an owner that dies before it stores anything: a mirror that has not committed
     yet.
     """
 

@@ -31,7 +31,7 @@ from headrace.testing.plugin import OwnNats
 
 DEPLOY = Path(__file__).parents[3] / "deploy/nats"
 WAIT_S = 30.0
-# What a stream may grow to is reserved for it.
+# The server reserves the size that a stream may reach.
 BYTES_MAX = 64 << 20
 SUITES = (
     "CDC",

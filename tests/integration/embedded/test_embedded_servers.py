@@ -279,7 +279,7 @@ async def test_a_cancelled_start_leaves_no_server(folder: Path) -> None:
     server = EmbeddedPostgres(folder, settings=POSTGRES_TEST_SETTINGS)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2), server:
-            pytest.fail("a cluster was made and started in 0.2 s: the test proves nothing")
+            pytest.fail("a cluster started in 0.2 s: the test proves nothing")
     assert not server.running
 
 
@@ -295,7 +295,7 @@ async def test_nats_collects_less_often_and_its_heap_is_bounded_by_a_part_of_the
 
 
 async def heap_limit(server: EmbeddedNats) -> int:
-    """What nats-server itself says that Go keeps its heap to."""
+    """The heap limit that nats-server itself reports."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"{server.monitor_url}/varz") as answer,

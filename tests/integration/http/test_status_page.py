@@ -29,7 +29,7 @@ SIZES = {"desk": (1280, 900), "phone": (390, 844), "small": (320, 640)}
 # A name that would be markup if the page were careless.
 TABLE = "<b>wages</b>"
 # The charts whose last figure is not what the tile says; the page draws both in one turn.
-# What is wider than its card, and so cut at its edge.
+# The text of cards whose content is cut at their edge.
 CUT = "[...document.querySelectorAll('.card')].filter((c) => c.scrollWidth > c.clientWidth).map((c) => c.innerText)"
 SAME = """
 [['#chart-rate', document.querySelector('#rate').textContent + '/s'],

@@ -63,7 +63,7 @@ async def _come_back(server: EmbeddedNats) -> None:
                     async with asyncio.timeout(0.2):
                         await client.flush()
                     break
-                except Exception:  # noqa: BLE001  # whatever it is while the connection is away, it must come back
+                except Exception:  # noqa: BLE001  # no matter how the connection fails, it must come back
                     await asyncio.sleep(0.01)
     assert client.is_connected
     await client.close()

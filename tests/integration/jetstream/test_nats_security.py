@@ -101,7 +101,7 @@ async def test_mutual_tls_lets_in_who_shows_a_certificate_and_nobody_else(
 
 @contextlib.asynccontextmanager
 async def impostor() -> AsyncIterator[tuple[int, list[bytes]]]:
-    """A server without TLS that notes all it is told."""
+    """A server without TLS that notes all it receives."""
     heard: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,7 +138,7 @@ async def test_a_server_that_leaves_tls_out_is_told_no_secret(authority: Authori
             with pytest.raises(NatsTlsError, match="no TLS"):
                 await connect_once(settings, "test")
         assert b"swordfish" not in b"".join(heard)
-        # Without TLS asked for, it is told: the trap itself works.
+        # If TLS is not required, it receives the password: the trap itself works.
         await (
             await connect_once(NatsSettings(url=f"nats://127.0.0.1:{port}", token="plain"), "test")
         ).close()

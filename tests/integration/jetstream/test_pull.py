@@ -89,7 +89,7 @@ async def reading(
 async def read(
     pulled: Pull, number: int, meanwhile: Callable[[int], Awaitable[None]] | None = None
 ) -> list[Delivered]:
-    """So many messages; `meanwhile` is told after each reading how many there are."""
+    """So many messages; `meanwhile` gets their number after each reading."""
     found: list[Delivered] = []
     async with asyncio.timeout(PATIENCE_S):
         while len(found) < number:
@@ -184,7 +184,7 @@ async def test_a_reader_that_always_has_something_left_takes_nothing_from_the_co
             before, reconnects = pulled._name, through.stats["reconnects"]
             proxy.cut()
             async with asyncio.timeout(PATIENCE_S):
-                while through.stats["reconnects"] == reconnects:  # noqa: ASYNC110  # nats-py tells by a callback alone
+                while through.stats["reconnects"] == reconnects:  # noqa: ASYNC110  # nats-py has only a callback
                     await asyncio.sleep(0.01)
             # Half of the room is free again, and more is asked for.
             while len(held) > pull.MESSAGES_MAX // 2:
@@ -433,7 +433,7 @@ async def test_an_older_copy_of_the_stream_is_told_also_when_it_has_grown_past_w
             async with asyncio.timeout(PATIENCE_S):
                 while not writer.is_connected:  # noqa: ASYNC110  # a test's own patience
                     await asyncio.sleep(0.02)
-            # As many as were lost and more: by its numbers alone nothing is amiss.
+            # As many as were lost and more: the numbers show no loss.
             await fill(writer, 50, first=700)
             proxy.restore()
             with pytest.raises(RetentionGapError) as caught:

@@ -76,7 +76,7 @@ class Catalog:
 
 
 class Source:
-    """A wal-reader whose server is whatever the test says."""
+    """A wal-reader whose server is the one that the test names."""
 
     def __init__(self, client: Client, slot: str) -> None:
         self._client = client

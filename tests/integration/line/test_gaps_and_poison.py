@@ -157,7 +157,7 @@ async def settled(database: Database, names: Names) -> None:
 
 
 def older_stream(older: Path, store: Path) -> None:
-    """The stream of changes alone is as it was."""
+    """Only the stream of changes is restored."""
     part = next(store.rglob("streams/CDC")).relative_to(store)
     shutil.rmtree(store / part)
     shutil.copytree(older / part, store / part)

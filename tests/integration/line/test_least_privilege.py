@@ -164,9 +164,13 @@ async def test_the_commands_of_a_consumer_work_with_its_own_rights_and_say_which
 async def test_the_trail_is_written_with_its_own_rights_and_is_not_in_the_stream(
     suite: Deployment,
 ) -> None:
-    told = "SELECT pg_logical_emit_message(true, '_bemi', '{\"who\": 7}')"
-    await execute(suite, f"WITH told AS ({told}) INSERT INTO orders SELECT 70, 'x' FROM told")
-    query = "SELECT context->>'who' AS who FROM headrace_audit.changes WHERE after->>'id' = '70'"
+    context = "SELECT pg_logical_emit_message(true, '_bemi', '{\"user\": 7}')"
+    await execute(
+        suite, f"WITH context AS ({context}) INSERT INTO orders SELECT 70, 'x' FROM context"
+    )
+    query = (
+        "SELECT context->>'user' AS user_id FROM headrace_audit.changes WHERE after->>'id' = '70'"
+    )
     async with asyncio.timeout(PATIENCE_S):
         while not (found := await execute(suite, query)):  # noqa: ASYNC110  # another process writes it
             await asyncio.sleep(0.1)
@@ -369,7 +373,7 @@ async def test_only_who_copies_tables_can_read_them(suite: Deployment) -> None:
 
 
 async def test_the_suite_stops_in_order(suite: Deployment) -> None:
-    """Last of all: with its own rights, told by a signal as a container is."""
+    """Last of all: with its own rights, by a signal as for a container."""
     ended = await suite.stop()
     assert set(ALL) <= set(ended)
     assert ended == dict.fromkeys(ended, 0)

@@ -210,7 +210,7 @@ async def test_nats_out_of_reach_under_load_costs_no_process_and_no_row(line: Li
 
 @pytest.mark.parametrize("line", [{"max_payload": 28 << 20}], indirect=True)
 async def test_a_row_larger_than_the_credit_waits_for_it(line: Line) -> None:
-    """What is on the way never exceeds the credit by more than a frame, parts of a message or not."""
+    """The bytes in flight never exceed the credit by more than a frame, even with parts."""
     consumed, flying, worst = 0, dict[int, int](), 0
 
     async def on_frame(message: Msg) -> None:
@@ -447,7 +447,7 @@ async def test_a_fork_behind_what_was_delivered_is_refused_though_progress_was_n
 
 
 async def refused_after_a_fork(line: Line, stop: StopMode, delivered: int) -> None:
-    """Go on with a copy of the server that lacks rows which were delivered since, promoted."""
+    """Continue with a promoted copy of the server that lacks rows which were delivered since."""
     await line.database.close()
     await line.postgres.stop(stop)
     lagging = line.postgres.pgdata.with_name("lagging")
@@ -462,7 +462,7 @@ async def refused_after_a_fork(line: Line, stop: StopMode, delivered: int) -> No
     shutil.rmtree(line.postgres.pgdata)
     lagging.rename(line.postgres.pgdata)
     await promoted(line.postgres)
-    # Further than the stream is: by their places alone, some of these would be skipped and the
+    # Further than the stream is: by their positions, some of these would be skipped and the
     # others delivered.
     await line.insert(500, 2000)
     assert await line.suite.exit_code("publisher", 30) == 1

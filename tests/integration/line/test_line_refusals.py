@@ -206,7 +206,7 @@ async def test_sigterm_confirms_what_was_delivered_and_a_restart_repeats_nothing
         query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1"
         confirmed = await database.fetchval(query, names.slot)
         assert (len(delivered) < 20_000) or confirmed >= written
-        # What was not read yet at the stop comes now, and nothing twice.
+        # The rest, not read before the stop, comes now, and nothing twice.
         await database.execute("INSERT INTO t SELECT generate_series(20001, 20010)")
         await suite.start("wal-reader")
         await suite.start("publisher")

@@ -83,7 +83,7 @@ async def stored(client: Client) -> list[tuple[str, dict[str, Any]]]:
 async def complete(
     client: Client, sources: tuple[str, str], rows: int
 ) -> list[tuple[str, dict[str, Any]]]:
-    """The stream's events once each source has told of so many rows."""
+    """The stream's events once each source has delivered so many rows."""
     async with asyncio.timeout(60):
         while True:
             found = await stored(client)

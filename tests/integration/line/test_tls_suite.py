@@ -37,7 +37,7 @@ SERVICES = (
     "audit-writer",
 )
 ROWS = 20_000
-# A JVM starts in it, on whatever machine this is.
+# Long enough for a JVM's start on a slow machine.
 WAIT_S = 300.0
 
 

@@ -60,7 +60,7 @@ async def session(line: Line) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def a_table(line: Line, name: str) -> None:
-    """A table with a row that the stream has told of."""
+    """A table with a row that the stream contains."""
     await line.execute(
         f"CREATE TABLE {name} (id int PRIMARY KEY, n int)",
         f"INSERT INTO {name} VALUES (1, 1)",
@@ -69,7 +69,7 @@ async def a_table(line: Line, name: str) -> None:
 
 
 def added(events: Sequence[Delivered]) -> list[dict[str, Any]]:
-    """What the schema events say of new columns."""
+    """The new columns in the schema events."""
     changes = [change for event in only(events, "SCHEMA") for change in event.payload["changes"]]
     return [change for change in changes if change["change"] == "column_added"]
 
