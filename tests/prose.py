@@ -50,6 +50,8 @@ QUOTES: dict[str, tuple[str, ...]] = {
     # The code of a function in SQL.
     "libs/headrace/postgres/ddl_trigger.py": ("jsonb",),
     "tests/prose.py": ("",),
+    # Names in the benchmarks' history.
+    "tests/bench/suites.py": ("two suites at once",),
     "tests/unit/repository/test_prose.py": ("",),
 }
 

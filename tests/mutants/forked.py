@@ -41,7 +41,7 @@ _OURS = (str(ROOT / "libs"), str(ROOT / "services"))
 _SERVERS = frozenset({"session_servers", "own_nats", "own_postgres", "database", "nats_server"})
 # These read the repository's text and no function's result.
 _READERS = ("architecture", "dead_code", "docs_site", "help", "imports", "lock", "pages", "prose")
-# What histories of the simulation reach often enough to judge it.
+# The modules that histories of the simulation reach often enough to judge them.
 _SIMULATED = (
     "libs/headrace/bus/",
     "libs/headrace/confirming/",
@@ -143,7 +143,7 @@ class Forked:
         return True
 
     def _learn(self, trials: Sequence[Trial], reach: dict[str, set[Trial]]) -> None:
-        """What each trial reaches, and how long it takes, noted in a fork."""
+        """Note in a fork the modules that each trial reaches, and how long it takes."""
         reader, writer = os.pipe()
         sys.stdout.flush()
         pid = os.fork()

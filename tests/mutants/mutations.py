@@ -113,7 +113,7 @@ def _is_words(node: ast.AST) -> bool:
 
 
 def _faults(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
-    """What could be wrong with a node: the part to replace, its new text, and a description."""
+    """The possible faults of a node: the part to replace, its new text, and a description."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         before, after = _COMPARED[type(node.ops[0])]
         left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])

@@ -90,7 +90,7 @@ def _covering(missing: set[Pair], options: Mapping[str, Sequence[str]]) -> list[
     missing = set(missing)
     while missing:
         used = Counter(item for combination in made for item in combination.items())
-        # Begun with a pair that is missing; the best of many beginnings.
+        # Starts with a pair that is missing; the best of many starts.
         begun = (_grown(dict(pair), missing, options, used) for pair in sorted(missing)[:40])
         best = max(begun, key=lambda grown: len(pairs_of(grown) & missing))
         made.append({option: best[option] for option in OPTIONS})

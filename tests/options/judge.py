@@ -58,7 +58,7 @@ async def _arrives(
 
 
 async def _noted(world: World, tables: Iterable[str] | None = None) -> list[Change]:
-    """What the triggers saw, in the order in which it happened."""
+    """The changes that the triggers saw, in the order in which they happened."""
     rows = await world.source.fetch('SELECT "table", operation, id FROM oracle.notes ORDER BY n')
     noted = [(row["table"], row["operation"], row["id"]) for row in rows]
     hidden = {script.EXCLUDED_TABLE} if world.excluding else set()
@@ -332,7 +332,7 @@ def _float_text(value: float) -> str:
 
 
 async def _trail(world: World) -> list[str]:
-    """Each source's rows are the triggers' notes, in order, with who was at work."""
+    """Each source's rows are the triggers' notes, in order, with the user."""
     found = []
     rows = await world.source.fetch(
         'SELECT "table", operation, id, who FROM oracle.notes ORDER BY n'
@@ -346,7 +346,7 @@ async def _trail(world: World) -> list[str]:
     try:
         kept = await world.trail.fetch(
             "SELECT \"table\", operation, coalesce(after ->> 'id', before ->> 'id') AS id, "
-            "(context ->> 'user_id')::int AS who FROM changes ORDER BY position, ordinal"
+            "(context ->> 'user_id')::int AS user_id FROM changes ORDER BY position, ordinal"
         )
     except asyncpg.UndefinedTableError as error:
         return [str(error)]
@@ -355,7 +355,7 @@ async def _trail(world: World) -> list[str]:
             row["table"],
             {"CREATE": "INSERT"}.get(row["operation"], row["operation"]),
             row["id"],
-            row["who"],
+            row["user_id"],
         )
         for row in kept
     ]

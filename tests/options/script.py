@@ -94,7 +94,7 @@ class Script:
         await self._do(_NOTES + "".join(_NOTED.replace("{table}", table) for table in TABLES))
 
     async def run(self) -> None:
-        """What is told as changes."""
+        """The part that arrives as changes."""
         self._next = 100
         for number in range(MESSAGES):
             await self._transaction(number)

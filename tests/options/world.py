@@ -66,7 +66,7 @@ _VARIABLES: dict[str, dict[str, dict[str, str]]] = {
 
 @dataclass
 class World:
-    """What runs, and where everything arrives."""
+    """The running services, and the places where everything arrives."""
 
     combination: Combination
     source: Database

@@ -46,7 +46,7 @@ def _decimal(chance: random.Random) -> str:
 
 
 async def texts(connection: Any, documents: list[str]) -> list[str]:
-    """What PostgreSQL prints of each as a jsonb."""
+    """The text that PostgreSQL prints of each as a jsonb."""
     rows = await connection.fetch(
         (
             "SELECT (document::jsonb)::text FROM unnest($1::text[]) WITH ORDINALITY AS of "

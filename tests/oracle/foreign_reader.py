@@ -38,7 +38,7 @@ class Message:
 
 
 class ForeignReader:
-    """Reads all of a stream, and decodes it by the contract's page alone."""
+    """Reads all of a stream, and decodes it by nothing but the contract's page."""
 
     def __init__(
         self, js: JetStreamContext, stream: str = "CDC", state_bucket: str = "headrace_state"

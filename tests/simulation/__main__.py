@@ -25,7 +25,7 @@ _REPORT_S = 30.0
 
 
 def violation(plan: Plan) -> str | None:
-    """What is violated in this history, if anything is."""
+    """The violation in this history, if any."""
     try:
         World(plan).live()
     except AssertionError as broken:
@@ -85,7 +85,7 @@ def tell(plan: Plan, *, shrink: bool) -> None:
 
 
 class _Log(logging.Handler):
-    """What the services log, with the world's time."""
+    """The log of the services, with the world's time."""
 
     def __init__(self, world: World) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """The invariants of an archive: every committed change once, in order, in a chain of files without a
 hole; a gap is always reported.
 
-Reads files with pyarrow alone, and footers as docs/archive.md describes them.
+Reads files with nothing but pyarrow, and footers as docs/archive.md describes them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Archived:
             if commit >= begins and number not in self.numbers and not covered(commit, self.gaps)
         ]
         if missing:
-            raise ViolationError(f"changes {missing} are not in the archive, and no gap says so")
+            raise ViolationError(f"changes {missing} are not in the archive, and in no gap")
 
 
 def read(name: str, data: bytes) -> File:

@@ -20,7 +20,7 @@ _INCOMPLETE = refused(400, 10176, "atomic publish batch is incomplete")
 _DUPLICATE = refused(400, 10201, "atomic publish batch contains duplicate message id")
 _UNKNOWN = refused(400, 10208, "batch publish ID unknown")
 _START, _APPEND, _END, _END_BARE = range(4)
-# What ends a reply subject of fast ingest, and how many words belong to it.
+# The end of a reply subject of fast ingest, and the number of its words.
 FAST = ".$FI"
 _WORDS = 7
 
@@ -123,7 +123,7 @@ def take_fast(
 def _refused(
     stream: Stream, batch: Fast, subject: str, headers: Headers, payload: bytes, now: float
 ) -> Answer | None:
-    """Store it, or skip it as a duplicate, whatever it expects; else why not."""
+    """Store it, or skip it as a duplicate, no matter what it expects; else why not."""
     if stream.duplicate(headers, now):
         return None
     if problem := stream.wrong_place(subject, headers, stream.claimed_seq):

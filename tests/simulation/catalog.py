@@ -39,7 +39,7 @@ class Column:
 class Table:
     oid: int
     name: str
-    # Whose publication has it; no table is in two.
+    # The publication that has it; no table is in two.
     publication: str
     columns: list[Column] = field(default_factory=list)
     node: int = 0

@@ -128,7 +128,7 @@ class SimClient(Client):
             self._put(*command)
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:  # nats-py's
-        """Everything is on its way at once."""
+        """Everything is on its way immediately."""
 
     async def flush(self, timeout: int = 10) -> None:  # nats-py's
         if self.is_closed:
@@ -213,7 +213,7 @@ def _head(headers: Headers | None) -> bytes:
 
 
 def commands_of(data: bytes) -> list[tuple[Any, ...]]:
-    """What commands spell, as a server reads them."""
+    """The commands in these bytes, as a server reads them."""
     found: list[tuple[Any, ...]] = []
     at = 0
     while at < len(data):
@@ -245,7 +245,7 @@ def _headers(data: bytes) -> dict[str, str]:
 
 
 class Listing:
-    """What a bucket's watcher gives first: the last value of each key, then None."""
+    """The first part of a bucket's watch: the last value of each key, then None."""
 
     def __init__(self, entries: list[Any]) -> None:
         self._entries = entries

@@ -47,7 +47,7 @@ class Process:
         self.dead = False
         self.asleep = False
         self.held: list[_Handle] = []
-        # What is to happen when it dies: its connections end.
+        # Called when it dies: its connections end.
         self.on_death: list[Callable[[], None]] = []
         self.ended: BaseException | None = None
         self.done = False
@@ -169,7 +169,7 @@ class VirtualLoop(_Loop):
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002  # asyncio's
         """A thread's work, done in one step a moment later.
 
-        Where threads send requests, a request that was sent arrives even if the process is killed
+        If threads send requests, a request that was sent arrives even if the process is killed
         or falls asleep.
         """
         future = self.create_future()

@@ -29,7 +29,7 @@ _Spoil = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """What is spoiled, and the kind of history that meets it."""
+    """The spoiled code, and the kind of history that meets it."""
 
     name: str
     kind: str
@@ -40,11 +40,11 @@ def without(patch: pytest.MonkeyPatch, owner: Any, method: str, mend: str, inste
     """Compile a method again with other text in place of the fix's."""
     source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
     if mend not in source:
-        raise AssertionError(f"the mend is no longer in {owner.__name__}.{method}: {mend!r}")
+        raise AssertionError(f"the correction is no longer in {owner.__name__}.{method}: {mend!r}")
     scope = vars(sys.modules[owner.__module__])
     code = "from __future__ import annotations\n" + source.replace(mend, instead)
     made: dict[str, Any] = {}
-    exec(compile(code, f"<{method} without its mend>", "exec"), scope, made)  # noqa: S102  # a test's own text
+    exec(compile(code, f"<{method} without its correction>", "exec"), scope, made)  # noqa: S102  # a test's own text
     patch.setattr(owner, method, made[method])
 
 
@@ -63,7 +63,7 @@ def _fork_judged_by_written_progress(patch: pytest.MonkeyPatch) -> None:
 
 
 def _files_forgotten_at_a_resync(patch: pytest.MonkeyPatch) -> None:
-    """What the catalog said of a table's files is not kept with a shape that a row tells."""
+    """The files of a table, from the catalog, are not kept with a shape from a row."""
     enter = SchemaBook._enter
 
     def forgetful(self: SchemaBook, token: str, entry: Any, changes: Any, *, resync: bool) -> Any:
@@ -84,7 +84,7 @@ def _source_not_remembered(patch: pytest.MonkeyPatch) -> None:
 
 
 def _taken_file_is_ones_own(patch: pytest.MonkeyPatch) -> None:
-    """A file that is there after a put without an answer is taken for the one that was put."""
+    """A file that exists after a put without an answer counts as the one that was put."""
     patch.setattr(file_writer, "FileTakenError", FileTakenError, raising=False)
     unreachable = "except ArchiveUnreachableError as error:"
     without(
@@ -97,7 +97,7 @@ def _taken_file_is_ones_own(patch: pytest.MonkeyPatch) -> None:
 
 
 def _confirmed_before_the_put(patch: pytest.MonkeyPatch) -> None:
-    """What a file will contain counts as stored before its store has it."""
+    """The content of a file counts as stored before its store has it."""
     early = "self.end = replace(self.end, known_lsn=max(self.end.known_lsn, info.end_lsn))"
     without(patch, FileWriter, "write", 'failpoint("archiver.before_put")', early)
 

@@ -33,7 +33,7 @@ class Objects:
         self.kept: dict[str, bytes] = {}
         # The share of operations that something happens to.
         self.trouble = 0.0
-        # Told of every object that is created.
+        # Gets every object that is created.
         self.on_put: Callable[[str, bytes], None] = lambda *_: None
 
     def create(self, name: str, data: bytes) -> bool:

@@ -26,7 +26,7 @@ class ViolationError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a message of the stream says: rows and emitted messages by number, or a gap, or a shape."""
+    """A message of the stream: rows and emitted messages by number, or a gap, or a shape."""
 
     source: str
     numbers: tuple[tuple[int, str], ...] = ()
@@ -69,7 +69,7 @@ def _number(event: dict[str, Any]) -> tuple[int, str]:
 
 @dataclass
 class Truth:
-    """What one source committed, on the server that is its primary now."""
+    """The changes that one source committed, on the server that is its primary now."""
 
     # (commit LSN, number, lane), in commit order.
     changes: list[tuple[int, int, str]] = field(default_factory=list)
@@ -114,7 +114,7 @@ def check_stream(truth: Truth, told: Iterable[Said], *, lanes: bool) -> None:
     missing = [one for one in truth.changes if one[1] not in set(numbers)]
     if unsaid := [one for one in missing if not covered(one[0], gaps_of(told))]:
         raise ViolationError(
-            f"changes {[number for _, number, _ in unsaid]} are lost, and no gap says so"
+            f"changes {[number for _, number, _ in unsaid]} are lost, and in no gap"
         )
 
 

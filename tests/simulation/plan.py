@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-# What a history may be about; each has faults of its own.
+# The subjects of histories; each has different faults.
 CLASSES = (
     "calm",
     "crash",
@@ -34,7 +34,7 @@ class Step:
 
     at: float
     what: str
-    # What it is done to, or how much of it.
+    # The object of the step, or its amount.
     to: str = ""
     much: float = 0.0
 

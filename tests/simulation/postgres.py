@@ -47,7 +47,7 @@ class Transaction:
     alone: bool = False
 
     def changes_of(self, publication: str) -> list[Change]:
-        """What a slot gives: rows of the publication's tables, and every emitted message."""
+        """The content of a slot: rows of the publication's tables, and every emitted message."""
         return [
             one for one in self.changes if one.table is None or one.table.publication == publication
         ]
@@ -57,7 +57,7 @@ class Transaction:
 class Slot:
     name: str
     confirmed: int
-    # What a crash goes back to.
+    # A crash goes back to this.
     durable: int
     reader: Replication | None = None
     freed_at: float = 0.0
@@ -85,7 +85,7 @@ class Cluster:
         return at
 
     def commit(self, changes: list[Change], early: int) -> Transaction:
-        """A transaction of which the first changes may lie before its predecessor's commit."""
+        """A transaction whose first changes may precede its predecessor's commit."""
         places = [self.begun.pop(0) for _ in range(min(len(self.begun), len(changes)))]
         places += [self.record() for _ in range(len(changes) - len(places))]
         self.begun = [self.record() for _ in range(early)]
@@ -142,7 +142,7 @@ class Cluster:
 
 
 class Server:
-    """Where the address leads: the primary of now."""
+    """The server at the address: the primary of now."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -150,7 +150,7 @@ class Server:
         # Whether ordinary connections are answered.
         self.catalog_up = True
         self.pids = 100
-        # Whether what PostgreSQL is told is true, asked before it believes it.
+        # Checks a status from the wal-reader before PostgreSQL believes it.
         self.on_told: Any = lambda *_: None
 
     async def open(self, application: str) -> Replication:

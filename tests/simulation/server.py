@@ -103,7 +103,7 @@ class Server:
         self.connections: dict[Connection, None] = {}
         self.inboxes: dict[str, Connection] = {}
         self.version = "2.15.1"
-        # Told of every message that a stream stores.
+        # Gets every message that a stream stores.
         self.on_stored: Callable[[Stream, Stored], None] = lambda *_: None
         # Messages that core NATS loses: asked for each one, by its subject.
         self.loses: Callable[[str], bool] = lambda _: False

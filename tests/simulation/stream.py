@@ -48,7 +48,7 @@ class Stream:
     batched: bool = False
     atomic: bool = False
     messages: dict[int, Stored] = field(default_factory=dict)
-    # What newer messages of the same subject took the place of: an older store still has it.
+    # Messages that newer ones of the same subject replaced: an older store still has them.
     replaced: dict[int, Stored] = field(default_factory=dict)
     first_seq: int = 1
     last_seq: int = 0
@@ -59,7 +59,7 @@ class Stream:
     consumers: dict[str, Any] = field(default_factory=dict)
     # Batches that were started and not ended, atomic and fast ones, by id.
     batches: dict[str, Any] = field(default_factory=dict)
-    # Where nats-server 2.15 believes that the stream ends, for fast ingest alone: an atomic batch
+    # Where nats-server 2.15 believes that the stream ends, only for fast ingest: an atomic batch
     # that was refused for a duplicate leaves it too high, until the next atomic batch.
     claimed_seq: int = 0
     # In nanoseconds, as configured; nothing is removed by it here.
@@ -79,7 +79,7 @@ class Stream:
         return {"stream": self.name, "seq": self.store(subject, headers, payload, now)}
 
     def duplicate(self, headers: Headers, now: float) -> int:
-        """Where the message with this id is, if the duplicate window knows it; else 0."""
+        """The sequence of the message with this id, if the duplicate window knows it; else 0."""
         msg_id = headers.get(MSG_ID, "")
         if not msg_id or msg_id not in self.ids:
             return 0
@@ -90,7 +90,7 @@ class Stream:
         return seq
 
     def wrong_place(self, subject: str, headers: Headers, claimed_seq: int = 0) -> Answer | None:
-        """What sequences a message expects and finds otherwise."""
+        """The refusal of a message that expects other sequences."""
         last_seq = max(self.last_seq, claimed_seq)
         if (seq := headers.get(_EXPECTED_SUBJECT_SEQ)) is not None:
             last = self.by_subject.get(subject, 0)
@@ -138,7 +138,7 @@ class Stream:
         self.restart(now)
 
     def restart(self, now: float) -> None:
-        """What a server reads from its store when it starts."""
+        """Read the store, as a server does when it starts."""
         self.ids = {}
         self.last_id = ""
         self.consumers.clear()

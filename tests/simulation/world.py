@@ -97,7 +97,7 @@ class World:
         # Of each source with an archive: its store, and what the files say.
         self.objects: dict[str, Objects] = {}
         self.archived: dict[str, Archived] = {}
-        # Where the slot was when the archive had no file yet, after all that moved it.
+        # The slot's place when the archive had no file yet, after all that moved it.
         self.archive_begins: dict[str, int] = {}
         if self.plan.options.get("archive"):
             self._archive()
@@ -329,7 +329,7 @@ class World:
         """Without faults everything arrives, or its absence is reported."""
         self.steps.calm()
         deadline = self.loop.now + HEAL_S
-        # What was lost is noticed by what comes behind it.
+        # A loss is noticed by the changes behind it.
         self.postgres.primary.commit(self.steps.changes(3), 0)
 
         self.loop.run(self.loop.now + self._patience_s())
@@ -392,7 +392,7 @@ class World:
             self._check_copies(source)
             return
         if not any(gap[2] == "source_diverged" for gap in gaps_of(told)):
-            raise ViolationError("the source is another, and the stream does not say so")
+            raise ViolationError("the source is another, and the stream does not report it")
         known = {number for _, number, _ in truth.changes}
         if all(number in known for one in told for number, _ in one.numbers):
             raise ViolationError("the source is the same, and was taken for another")

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from headrace.testing.database import Database
 
-# A published table `t` with a key, and one with a text beside it.
+# A published table `t` with a key, and one with a key and a text.
 KEYS_ONLY = "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
 KEYS_OF_ALL = "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
 WITH_TEXT = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t"

@@ -1,4 +1,4 @@
-"""What a wal-reader stands between, for tests of its service: a walsender and confirmers that do what
+"""The surroundings of a wal-reader, for tests of its service: a walsender and confirmers that do what
 a test says. The confirmers' receiver is the real one; time is the simulation's.
 """
 
@@ -40,7 +40,7 @@ OUR_NAME = application_name(SUITE)
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What PostgreSQL was told, and when."""
+    """A status that PostgreSQL got, and when."""
 
     at: float
     received: int
@@ -53,7 +53,7 @@ class Source:
 
     def __init__(self) -> None:
         self.slot: SlotState | None = SlotState(START_LSN, "pgoutput", "db", "reserved")
-        # What pg_stat_activity shows of the slot's reader.
+        # The slot's reader, as pg_stat_activity shows it.
         self.reader: SlotReader | None = None
         self.is_standby = False
         self.publications = {"headrace"}
@@ -62,7 +62,7 @@ class Source:
         self.end_lsn = START_LSN
         # Attempts to connect that fail, next first; None succeeds.
         self.refusals: deque[Exception | None] = deque()
-        # What the walsender sends next, and what is sent again and again after that.
+        # The walsender's next messages, and those that it repeats after that.
         self.waiting: deque[Message] = deque()
         self.endless: Message | None = None
         self.answers = True
@@ -112,7 +112,7 @@ class Walsender:
         self.news = asyncio.Event()
 
     async def identify(self) -> SystemIdentity:
-        # The log goes on while it is asked for.
+        # The log grows in the meantime.
         self.source.end_lsn += 0x100
         return SystemIdentity("7000", self.source.timeline, self.source.end_lsn, "db")
 

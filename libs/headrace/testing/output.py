@@ -1,4 +1,4 @@
-"""What a process prints, as it comes: tests wait until it matches a pattern."""
+"""The output of a process, as it comes: tests wait until it matches a pattern."""
 
 from __future__ import annotations
 

@@ -236,8 +236,8 @@ async def test_a_table_of_an_earlier_version_keeps_its_rows_and_takes_two_source
     event = Event(
         "source", "public", "users", "INSERT", Position(10, 0), {}, "s", 1, "source", closes=True
     )
-    # Its columns of bytea are asked for; its key is that of the changes, whatever the catalog has
-    # by now.
+    # Its columns of bytea are asked for; its key is that of the changes, no matter what the
+    # catalog has by now.
     assert book.missing([event]) == {("public", "users")}
     book.complete({("public", "users"): Noted(("new",), ("photo",))})
     assert book.tables == {("public", "users"): Noted(("id",), ("photo",))}

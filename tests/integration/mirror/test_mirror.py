@@ -31,7 +31,7 @@ from tests.support.hastened import hastened
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 PAGE = Path(__file__).parents[3] / "docs/mirror.md"
-# The first of them starts a JVM, on whatever machine this is.
+# The first of them starts a JVM, perhaps on a slow machine.
 BOOTSTRAP_S = 200.0
 VERIFY_ONCE = ("--wait", "60")
 SHAPES = (
@@ -264,7 +264,7 @@ async def test_a_slot_that_was_lost_and_made_anew_makes_a_mirror_bootstrap_again
         await world.source.execute("INSERT INTO holed VALUES (2)")
         assert (await mirror.verified(*VERIFY_ONCE))[0] == 0
         await world.suite.stop("wal-reader")
-        # What is in no slot is in no stream either.
+        # Changes that are in no slot are in no stream either.
         await world.source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
         await world.source.execute("INSERT INTO holed VALUES (3); DELETE FROM holed WHERE id = 1")
         await world.suite.start("wal-reader")

@@ -27,7 +27,7 @@ from headrace.testing.servers import SessionServers
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-# The first of them starts a JVM, on whatever machine this is.
+# The first of them starts a JVM, perhaps on a slow machine.
 BOOTSTRAP_S = 200.0
 VERIFY_ONCE = ("--wait", "60")
 
@@ -75,7 +75,7 @@ async def test_lists_are_compared_as_such_and_columns_left_out_are_nowhere(
             "UPDATE chosen SET secret = 'other', tags = tags || 'more'::text WHERE id % 2 = 0"
         )
         await source.execute(
-            "UPDATE chosen SET secret = 'alone' WHERE id = 3; DELETE FROM chosen WHERE id = 5"
+            "UPDATE chosen SET secret = 'only' WHERE id = 3; DELETE FROM chosen WHERE id = 5"
         )
         for mirror in mirrors:
             code, (verdict,) = await mirror.verified(*VERIFY_ONCE)
@@ -117,7 +117,7 @@ async def test_after_a_gap_what_was_copied_before_its_end_is_copied_again_and_no
         code, verdicts = await both.verified(*VERIFY_ONCE)
         assert (code, [verdict["rows"] for verdict in verdicts]) == (0, [1, 1])
         assert both.log.count("event=bootstrap_done table=younger") == 1
-        # Told of again, as after a restart: both have been copied since.
+        # The gap is reported again, as after a restart: both have been copied since.
         await tell_of_a_gap(world, since["older"], since["younger"])
         await source.execute("INSERT INTO older VALUES (2); INSERT INTO younger VALUES (2)")
         assert (await both.verified(*VERIFY_ONCE))[0] == 0

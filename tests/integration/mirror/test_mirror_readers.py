@@ -75,7 +75,7 @@ class Reader:
 
     async def sees(self, step: int) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            while self.step < step:  # noqa: ASYNC110  # a mirror's readers are told by nobody
+            while self.step < step:  # noqa: ASYNC110  # nothing notifies a mirror's readers
                 await asyncio.sleep(0.05)
 
 
@@ -129,7 +129,7 @@ async def transferring(source: Database) -> AsyncIterator[None]:
 
 
 async def step(source: Database, number: int, sql: str = "") -> None:
-    """What is done to the tables, in one transaction with the step's number."""
+    """Change the tables, in one transaction with the step's number."""
     await source.execute(
         f"BEGIN; LOCK TABLE left_side, right_side; {sql}; UPDATE steps SET n = {number}; COMMIT"
     )

@@ -89,7 +89,7 @@ async def wire_rows(
     types = await catalog.types(connection, {row["oid"] for row in described})
     makers = [converter(row["oid"], options, types.get) for row in described]
     columns = tuple(Column(row["attname"], row["base_type"] or row["type"]) for row in described)
-    # What the type's output function prints, which a cast to text is not.
+    # The text of the type's output function, which a cast to text is not.
     texts = ", ".join(
         f'CASE num_nulls("{column.name}") WHEN 0 THEN concat("{column.name}") END'
         for column in columns

@@ -85,8 +85,8 @@ async def test_what_the_catalog_showed_ends_no_transaction_that_it_stands_in(
 async def test_a_mirror_that_is_behind_and_whose_reader_pauses_shows_no_part(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream has later transactions, of its own tables too, that the mirror is not given for a
-    while.
+    """The stream has later transactions, also of the mirror's tables, which the mirror does not get
+    for a while.
     """
     target, resumed, original, read = Shown(), asyncio.Event(), Pull.read, 0
     published = [
@@ -177,7 +177,7 @@ async def test_transactions_of_two_sources_that_stand_inside_each_other_are_whol
             await publish(client, body)
             await asyncio.sleep(0.3)
         assert {"a20.0", "a30.0", "b5.0"} <= set(target.rows)
-    # What was not whole is given again after a restart, and what was shown is not.
+    # An incomplete transaction comes again after a restart; one that was shown does not.
     async with following(client, target, "a", "b", every=True, sources={"b": "t"}):
         await publish(client, row("b", 6, 1, last=True, source="t"))
         await target.shows({"b6.1"})

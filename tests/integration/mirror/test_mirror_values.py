@@ -77,7 +77,7 @@ class Wire:
         self._options = ValueOptions(encoding, arrays)
 
     async def printed(self, kind: str, literal: str) -> str | None:
-        # What the output function prints: a cast to text trims character(n).
+        # The text of the output function: a cast to text trims character(n).
         text: str | None = await self._source.fetchval(
             "SELECT CASE WHEN num_nulls(v) = 0 THEN format('%s', v) END FROM (SELECT "
             f"({literal})::{kind} AS v) AS one"

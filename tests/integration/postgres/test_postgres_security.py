@@ -59,7 +59,7 @@ async def front(
 async def both(
     port: int, user: str = SUPERUSER, password: str | None = None, host: str = "127.0.0.1"
 ) -> list[str]:
-    """How each kind of connection ends: "ok", or its error's kind."""
+    """The end of each kind of connection: "ok", or its error's kind."""
     settings = PostgresSettings(host, port, "postgres", user, password, connect_timeout_s=5)
     ends = []
     for attempt in (_replicate, _ask):
@@ -121,7 +121,7 @@ async def test_every_sslmode_does_what_libpq_documents(
     )
     unknown = server_context(stranger.server())
     lets_in = {
-        "with TLS alone": (
+        "with nothing but TLS": (
             right,
             False,
             {"allow", "prefer", "require", "verify-ca", "verify-full"},
@@ -179,8 +179,8 @@ async def test_scram_lets_in_who_knows_the_password_and_never_shows_it(
         ):
             assert refused(ends)
             assert all(end.startswith("PostgresRefusedError") for end in ends), ends
-        # Who ends TLS before PostgreSQL can't take part in the binding: what is required is
-        # refused, not dropped.
+        # A proxy that ends TLS before PostgreSQL can't take part in the binding: a required binding
+        # is refused, not dropped.
         monkeypatch.setenv("PGCHANNELBINDING", "require")
         ends = await both(server.port, "reader", "swordfish")
         assert refused(ends)

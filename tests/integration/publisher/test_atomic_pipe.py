@@ -90,7 +90,7 @@ async def test_nothing_is_stored_behind_a_group_that_was_refused(
     async with piped(client) as (pipe, _):
         await pipe.publish_all([event("a", lsn, 900) for lsn in range(1, 91)])
         await pipe.flush()
-        # This alone would fit.
+        # This message would fit.
         await pipe.publish(event("a", 91))
         for _ in range(3):
             with pytest.raises(StreamFullError):

@@ -51,7 +51,7 @@ class Message:
 
 
 async def messages(url: str, stream: str = "CDC") -> list[Message]:
-    """The whole stream, but for what the catalog told on its own: it comes whenever it was read."""
+    """The whole stream, without the events from the catalog, whose time varies."""
     found = [
         Message(m.metadata.sequence.stream, m.subject, m.headers or {}, m.data)
         for m in await raw_messages(url, stream)
@@ -210,7 +210,7 @@ class TestBatches:
         sizes = [len(batch.payloads) for batch in batches]
         assert sum(sizes) == 1700
         assert max(sizes) == LIMITS.batch_events_max
-        # What isn't full was cut by its age, a few times at most.
+        # A batch that isn't full was cut by its age, a few times at most.
         assert sizes.count(500) >= 2
         for batch in batches:
             last = batch.payloads[-1]
@@ -437,7 +437,7 @@ class TestTransactions:
             "publisher", HEADRACE_MESSAGE_PREFIXES="note", HEADRACE_CATALOG_INTERVAL_S="0.2"
         )
         await line.joined(2)
-        await line.database.execute("SELECT pg_logical_emit_message(false, 'note', 'alone')")
+        await line.database.execute("SELECT pg_logical_emit_message(false, 'note', 'single')")
         await self.subject_comes(line, MESSAGES)
         await line.insert("a", 1, 2)
         await self.subject_comes(line, "cdc.a.insert", times=2)

@@ -22,7 +22,7 @@ async def line(lines: Lines) -> Line:
 
 
 async def behind(line: Line, *statements: str) -> list[tuple[str, list[str]]]:
-    """What the publisher makes of these once all of them are done: each row's table and key."""
+    """The events of these statements, read after all of them: each row's table and key."""
     await line.suite.stop("publisher")
     for statement in statements:
         await line.execute(statement)

@@ -99,7 +99,7 @@ async def test_a_publication_of_some_operations_delivers_those(chosen: Line) -> 
         "ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')"
     )
     assert brief(events) == [("INSERT", {"id": 1}), ("INSERT", {"id": 2})]
-    # What PostgreSQL does not send can't be counted.
+    # Rows that PostgreSQL does not send can't be counted.
     assert [event.payload["tx"]["seq"] for event in events] == [0, 1]
 
 

@@ -149,8 +149,8 @@ async def test_replica_identity_using_index_gives_the_index_as_old_key_and_the_p
     assert recoded.payload["old"] == {"code": "a"}
     assert "old" not in renumbered.payload
     assert deleted.payload["old"] == {"code": "b"}
-    # What identifies the row must be in `data`, and PostgreSQL sent no more than the index's
-    # columns.
+    # The columns that identify the row must be in `data`, and PostgreSQL sent no more than the
+    # index's columns.
     assert deleted.row == {"id": None, "code": "b", "n": None}
 
 
@@ -178,15 +178,15 @@ async def test_a_table_without_columns_delivers_its_rows(line: Line) -> None:
 async def test_a_truncate_of_several_tables_is_an_event_of_each(line: Line) -> None:
     await line.execute(
         "CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (id int REFERENCES parent)",
-        "CREATE TABLE alone (id int)",
-        "INSERT INTO parent VALUES (1); INSERT INTO child VALUES (1); INSERT INTO alone VALUES (1)",
+        "CREATE TABLE single (id int)",
+        "INSERT INTO parent VALUES (1); INSERT INTO child VALUES (1); INSERT INTO single VALUES (1)",
     )
     await line.rows()
-    events = await line.rows("TRUNCATE parent, alone CASCADE")
+    events = await line.rows("TRUNCATE parent, single CASCADE")
     assert {event.subject for event in events} == {
         "cdc.parent.truncate",
         "cdc.child.truncate",
-        "cdc.alone.truncate",
+        "cdc.single.truncate",
     }
     assert [event.payload["tx"]["seq"] for event in events] == [0, 1, 2]
     assert [event.payload["tx"]["last"] for event in events] == [False, False, True]
@@ -308,7 +308,7 @@ async def test_a_message_outside_transactions_is_one_of_its_own(line: Line) -> N
     connection = await line.database.connect()
     await connection.execute("CREATE TABLE around (id int)")
     await connection.execute("BEGIN; INSERT INTO around VALUES (1)")
-    # Sent at once, whatever becomes of the transaction it is called in.
+    # Sent immediately, even if the transaction that calls it rolls back.
     await connection.execute(
         r"SELECT pg_logical_emit_message(false, 'odd prefix.ü', '\xff00'::bytea)"
     )

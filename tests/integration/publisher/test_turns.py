@@ -75,7 +75,7 @@ class Publisher:
 
 @dataclass(slots=True)
 class Site:
-    """A server, its stream, and who publishes there."""
+    """A server, its stream, and the publishers there."""
 
     url: str
     clients: list[Client] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Site:
         )
 
     async def numbers(self) -> dict[str, list[int]]:
-        """What is stored of each source, in the stream's order."""
+        """The stored numbers of each source, in the stream's order."""
         found: dict[str, list[int]] = defaultdict(list)
         for one in await stored(self.url, STREAM):
             found[one.payload["source"]].append(one.payload["tx"]["lsn"])
@@ -206,7 +206,7 @@ async def test_who_takes_no_turns_is_not_waited_for(
 async def test_who_has_nothing_more_to_write_is_not_waited_for(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two that write one message now and then, in each other's way, and never at once."""
+    """Two that write one message now and then, in each other's way, and never simultaneously."""
     monkeypatch.setattr(taking_turns, "_BELIEVED_S", 3600.0)
     monkeypatch.setattr(taking_turns, "_WAIT_MAX_S", 3600.0)
     both = [await site.publisher("a"), await site.publisher("b")]

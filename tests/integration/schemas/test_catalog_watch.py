@@ -145,7 +145,7 @@ async def test_a_type_that_prints_existing_values_differently_is_told_as_a_rewri
 
 
 async def test_of_two_migrations_between_two_readings_the_second_is_told_too(lines: Lines) -> None:
-    """The first is told with its row, at once: who copies the table then has not seen the second."""
+    """The first is reported with its row immediately: a copy made then lacks the second."""
     line = await lines(18, HEADRACE_CATALOG_INTERVAL_S="3")
     tables = [f"twice_{n}" for n in range(4)]
     for table in tables:
@@ -236,7 +236,7 @@ async def test_the_catalog_never_overtakes_a_row_of_the_old_shape(line: Line) ->
 
 
 async def drained(line: Line, table: str) -> list[str]:
-    """What is told of a table until nothing more comes."""
+    """The changes that are reported of a table until nothing more comes."""
     await asyncio.sleep(0.5)
     return [
         change["change"]

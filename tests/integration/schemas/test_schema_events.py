@@ -228,7 +228,7 @@ async def test_an_enum_value_added_later_arrives_without_a_word(line: Line) -> N
     assert [event.operation for event in await line.take()] == ["SCHEMA", "INSERT", "UPDATE"]
 
 
-# What is told, and whether rows can carry it
+# The reported changes, and whether rows can carry them
 
 ROW = "INSERT INTO {} (id) VALUES (1)"
 COLUMN_CASES: Sequence[tuple[str, str, list[str], bool]] = (
@@ -531,9 +531,7 @@ async def followed(line: Line, store: MemoryWatermarks, subject: str, count: int
 async def test_a_publication_that_changed_while_the_publisher_was_down_is_told(
     lines: Lines, kept: bool
 ) -> None:
-    """What is replayed is read with a newer catalog, and must not swallow what only the catalog
-    tells.
-    """
+    """A replay reads a newer catalog, and must not swallow changes that only the catalog shows."""
     table = f"absent_{kept}".lower()
     line = await lines(18, NOTHING_PUBLISHED, HEADRACE_PROGRESS_INTERVAL_S="600")
     await line.execute(

@@ -40,7 +40,7 @@ async def publish_users(database: Database, names: Names) -> None:
 
 
 class Bucket:
-    """What a consumer sees of the bucket."""
+    """The bucket, as a consumer sees it."""
 
     def __init__(self, js: JetStreamContext) -> None:
         self.js = js

@@ -39,7 +39,7 @@ HASTENED = hastened(
 
 @dataclass
 class World:
-    """A responder, and what ends of snapshots were told."""
+    """A responder, and the ends of snapshots that it reported."""
 
     client: Client
     database: Database

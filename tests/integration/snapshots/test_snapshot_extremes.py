@@ -29,15 +29,15 @@ from headrace.testing.database import Database
 
 LARGE_BYTES = 100_000_000
 COLUMNS = 1600
-# A row as COPY sends it, received whole, parsed, encoded, put into a message: how many of it a
-# worker has at once.
+# A row as COPY sends it, received whole, parsed, encoded, put into a message: the number of its
+# copies that a worker holds.
 ROWS_IN_MEMORY_MAX = {Encoding.MSGPACK: 8, Encoding.JSON: 12}
 
 
 Run = Callable[[SnapshotPlan, int, Settings], Awaitable[object]]
 run_here: Run = task._run
 
-# What a Spark worker does, and the most memory that it took.
+# The work of a Spark worker, and the most memory that it took.
 WORKER = """
 import resource, sys
 from headrace.snapshot_responder.task import run_task

@@ -60,7 +60,7 @@ async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_di
     with pytest.raises(SnapshotFailedError, match="interrupted"):
         await consumer.result(answer["snapshot_id"])
     print(
-        "taken over, and the snapshot told to be interrupted, within "
+        "taken over, and the snapshot reported as interrupted, within "
         f"{time.monotonic() - began:.1f} s"
     )
     kind, body = await asyncio.wait_for(consumer.results.get(), RESULT_TIMEOUT_S)

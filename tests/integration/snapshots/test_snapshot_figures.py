@@ -56,7 +56,7 @@ async def test_progress_has_sparks_own_account_of_its_tasks_too(consumer: Consum
 
     await consumer.client.subscribe(snapshot_progress_subject("tracked"), cb=note)
     async with asyncio.timeout(120):
-        # Told once a second; a snapshot on a warm Spark may fall between two.
+        # Reported once a second; a snapshot on a warm Spark may fall between two.
         while not any(0 < told["tasks_done"] <= told["tasks"] for told in seen):
             await consumer.snapshot("tracked")
     assert {told["tasks"] for told in seen} <= {0, 16}

@@ -133,7 +133,7 @@ async def test_a_snapshot_has_what_committed_before_its_lsn_and_nothing_else(wor
     await asyncio.gather(*writers)
     commits = await world.commits()
     assert {number // 10_000_000 for number in commits} >= {1, 2, 3, 4, 5, 90}, (
-        "every kind of writer was there"
+        "every kind of writer took part"
     )
     for lsn, ids in taken:
         assert ids == {number for number, commit in commits.items() if commit < lsn}

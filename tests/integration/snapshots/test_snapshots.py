@@ -69,9 +69,9 @@ async def test_a_snapshot_has_exactly_what_committed_before_its_lsn_while_writer
                 [row["data"] for row in changes], parse_lsn(snapshot.meta["lsn"])
             )
             assert after, (
-                "the writers must have gone on after the snapshot, or the test shows nothing"
+                "the writers must have continued after the snapshot, or the test shows nothing"
             )
-            assert before, "the writers must have begun before it"
+            assert before, "the writers must have started before it"
             ids = [row["id"] for row in snapshot.rows]
             assert len(ids) == len(set(ids))
             assert set(ids) == set(range(1, 2001)) | before
@@ -138,7 +138,7 @@ async def test_a_partitioned_table_has_the_rows_of_all_its_partitions(consumer: 
     sql = consumer.sql
     await sql.execute("CREATE TABLE parted (id int, tag text) PARTITION BY LIST (tag)")
     await sql.execute("CREATE TABLE parted_a PARTITION OF parted FOR VALUES IN ('a')")
-    # A partition with its columns in another order, and partitions of its own.
+    # A partition with its columns in another order, which is itself partitioned.
     await sql.execute("CREATE TABLE parted_b (tag text, id int) PARTITION BY RANGE (id)")
     await sql.execute("ALTER TABLE parted ATTACH PARTITION parted_b FOR VALUES IN ('b')")
     await sql.execute("CREATE TABLE parted_b1 PARTITION OF parted_b FOR VALUES FROM (0) TO (1000)")

@@ -50,8 +50,8 @@ async def figures_when(telemetry: ServiceProcess, rows: int) -> dict[str, Stats]
         all_there = (
             isinstance(tables, dict) and sum(n for t, n in tables.items() if t in SERIES) >= rows
         )
-        # A frame is noted when the publisher looks up next; the wal-reader reports by a clock of
-        # its own.
+        # A frame is noted when the publisher looks up next; the wal-reader reports at another
+        # interval.
         reader = status["services"].get("wal-reader", {}).get("figures", {})
         return all_there and "ack_lag_seconds" in publisher and bool(reader.get("frames_sent"))
 

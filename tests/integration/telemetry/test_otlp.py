@@ -138,7 +138,7 @@ async def test_a_collector_gets_every_services_figures_and_one_trace_for_a_frame
             await suite.logged("publisher", "epoch_joined")
             await database.execute(f"INSERT INTO traced SELECT generate_series(1, {ROWS})")
             async with asyncio.timeout(60):
-                # One more event: the table's schema. Spans are told once: a frame that comes before
+                # One more event: the table's schema. Spans are sent once: a frame that comes before
                 # telemetry hears the services has none, so that there are more frames until one's
                 # have all come.
                 frames = itertools.count(1)

@@ -51,7 +51,7 @@ INSERT INTO keyless SELECT g / 2, 'k' FROM generate_series(1, 100) g;
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to row `id` (with a separate statement where a PostgreSQL needs one), and
+    """A change of row `id` (with a separate statement where a PostgreSQL needs one), and
     where it shows.
     """
 

@@ -22,7 +22,7 @@ PUBLISHER, ARCHIVER = "publisher", "archiver"
 
 
 class Confirmer:
-    """What both confirmers have in common: a receiver, and the order in which entries become marks."""
+    """The common part of both confirmers: a receiver, and the order in which entries become marks."""
 
     name = ""
 
@@ -89,8 +89,8 @@ class Confirmer:
 
 
 class Archive:
-    """What is in the object store: changes in order, and the gaps between them; written by
-    conditional puts alone.
+    """The content of the object store: changes in order, and the gaps between them; written only
+    by conditional puts.
     """
 
     def __init__(self, begins_lsn: int) -> None:
@@ -197,7 +197,7 @@ class Publisher(Confirmer):
     def session(self) -> str:
         return self._session or super().session()
 
-    def begin(self, opening: Opening) -> None:  # noqa: ARG002  # the archiver's alone
+    def begin(self, opening: Opening) -> None:  # noqa: ARG002  # only the archiver's
         self.ledger = Ledger()
 
     def change(self, change: ChangeId) -> None:
@@ -256,6 +256,6 @@ class Publisher(Confirmer):
         self.receiver.confirmed_lsn = max(self.receiver.confirmed_lsn, lsn)
 
     def again(self) -> Publisher:
-        """The next follower of the same process. What this one sent is still on its way."""
+        """The next follower of the same process. The messages of this one are still on their way."""
         self.send(self.receiver.restart("the publisher finds its place again"))
         return Publisher(self.world, self.receiver._session)

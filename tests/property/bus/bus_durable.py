@@ -27,7 +27,7 @@ class Transaction:
 
 @dataclass(slots=True)
 class Postgres:
-    """What was committed, and the slot."""
+    """The committed transactions, and the slot."""
 
     transactions: list[Transaction] = field(default_factory=list)
     end: int = 100
@@ -43,7 +43,7 @@ class Postgres:
         self.end = at + 8
 
     def stream(self, start: int, chance: random.Random) -> deque[tuple[int, bytes]]:
-        """What a walsender sends from here: whole transactions whose commit is not before `start`;
+        """A walsender's messages from here: whole transactions whose commit is not before `start`;
         keepalives.
         """
         sent: deque[tuple[int, bytes]] = deque()

@@ -137,7 +137,7 @@ class World:
         self.controls: deque[Control] = deque()
         self.lines: list[deque[Sent]] = []
         self.frames: dict[str, deque[bytes]] = {PUBLISHER: deque(), ARCHIVER: deque()}
-        # What is slow all through this history, if anything is.
+        # The part that is slow in all of this history, if any.
         self.slow = self.chance.randrange(16)
         self.checked = 0
         self.zombie: Publisher | None = None
@@ -161,7 +161,7 @@ class World:
         archived = stored if self.optional else set(self.archive.changes)
         if not stored.issuperset(needed) or not archived.issuperset(needed):
             raise BrokenPromiseError(
-                f"PostgreSQL was told {lsn}, while something before it is not durable"
+                f"PostgreSQL got {lsn}, while something before it is not durable"
             )
         self.postgres.confirmed = lsn
 
@@ -174,7 +174,7 @@ class World:
             raise BrokenPromiseError(f"the stream is not what was committed: {own}")
 
     def check_archive(self) -> None:
-        """It holds what was committed, in order, and what it lacks is told."""
+        """It contains the committed changes, in order, and reports those that it lacks."""
         told = {
             change for gap in self.archive.gaps for change in self.postgres.changes(before=gap[1])
         }

@@ -21,7 +21,7 @@ HEARD, OTHER = (7, 12), (1, 70, 127)
 
 
 class Recorded:
-    """What a connection is told by its parser."""
+    """The calls that a connection gets from its parser."""
 
     def __init__(self) -> None:
         self.messages: dict[int, list[Arrival]] = defaultdict(list)

@@ -308,7 +308,7 @@ class Script:
 
 
 async def run(connection: Any, statements: list[str], *, undo: bool) -> None:
-    """One transaction; a statement that PostgreSQL refuses (a duplicate key, say) is undone alone."""
+    """One transaction; only a statement that PostgreSQL refuses (a duplicate key, say) is undone."""
     outer = connection.transaction()
     await outer.start()
     for statement in statements:
@@ -336,8 +336,8 @@ async def one_seed(line: Line, mirror: PostgresMirror, seed: int) -> tuple[int, 
         await run(connection, script.transaction(), undo=False)
     await mirror.apply(await line.take())
     differences = await mirror.differences(script.schema)
-    # What only the catalog shows comes a little later: once it was read, and the stream has passed
-    # the reading.
+    # Changes that only the catalog shows come a little later: once it was read, and the stream has
+    # passed the reading.
     deadline = time.monotonic() + CATALOG_WAIT_S
     while differences and time.monotonic() < deadline:
         await asyncio.sleep(CATALOG_INTERVAL_S)

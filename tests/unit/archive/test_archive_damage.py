@@ -354,7 +354,7 @@ def test_what_was_collected_what_is_missing_and_what_never_was_are_told_apart(ma
 @pytest.mark.timeout(60)
 def test_a_file_that_is_lost_while_its_reader_polls_for_it_is_reported(made: Maker) -> None:
     reader = WalReader(made.url, WalReaderOptions(poll_interval_s=0.02, recheck_s=0.2))
-    assert reader.get(6) is None, "it has looked, and need not look at once again"
+    assert reader.get(6) is None, "it has looked, and need not look again immediately"
     made.write()
     place(made, 6).unlink()
     made.write()

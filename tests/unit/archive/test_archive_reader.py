@@ -11,7 +11,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pandas as pd  # type: ignore[import-untyped]  # its stubs are a package of their own
+import pandas as pd  # type: ignore[import-untyped]  # its stubs are a separate package
 import pytest
 from typer.testing import CliRunner
 
@@ -81,7 +81,7 @@ def test_reading_begins_at_an_id_an_lsn_or_a_time(made: Maker) -> None:
 
 
 def test_one_table_is_read_without_fetching_files_that_lack_it(made: Maker) -> None:
-    made.write(10)  # orders alone
+    made.write(10)  # only orders
     reader = WalReader(made.url, WalReaderOptions(tables=("public.items",)))
     assert ids(reader) == [number for number in range(100) if number // 10 % 2]
     assert reader.metrics.files_skipped == 1

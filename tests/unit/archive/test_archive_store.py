@@ -142,7 +142,7 @@ def test_a_gap_begins_behind_what_the_archive_has_and_ends_before_what_the_slot_
         replace(info, whole=False, end_lsn=101), ArchiveMark("", 0, 0, ""), "file:///a", "headrace"
     )
     assert cut.gap_before(opening_at(200)) is None, (
-        "the transaction comes again, and its rows are told by position"
+        "the transaction comes again, and its rows are known by position"
     )
     assert cut.gap_before(opening_at(300)) == Gap(200, 300, "slot_moved")
 

@@ -71,7 +71,7 @@ def test_a_control_message_comes_back_as_it_was(message: Control) -> None:
         {"kind": "join", "confirmer": b"a", "session": "b", "epoch": 1},
         {"kind": "join", "confirmer": "a", "session": "b", "epoch": "1"},
         {"kind": "join", "confirmer": "a", "session": "b", "epoch": True},
-        # Epochs are counted on from what others say: such a one would not fit into a frame.
+        # The next epoch follows the highest that others name: this one would not fit into a frame.
         {"kind": "join", "confirmer": "a", "session": "b", "epoch": (1 << 64) - 1},
         {"kind": "join", "confirmer": "a", "session": "b", "epoch": -1},
     ],

@@ -19,7 +19,7 @@ def receiver() -> FrameReceiver:
 
 
 def following(epoch: int = EPOCH) -> FrameReceiver:
-    """Since 0.0, in an epoch that has just begun."""
+    """Since 0.0, in an epoch that has just started."""
     one = receiver()
     assert one.receive(frame.encode_open(epoch, OPENING), 0.0).opening == OPENING
     return one

@@ -67,7 +67,7 @@ def confirm(
 
 
 def left_in(one: FrameSender, first_s: int, last_s: int) -> list[tuple[int, str]]:
-    """Who is dropped in these seconds after the beginning, and when."""
+    """The confirmers that are dropped in these seconds after the beginning, and when."""
     return [
         (second, name)
         for second in range(first_s, last_s + 1)

@@ -1,4 +1,4 @@
-"""Who may command the services: without a token everybody, with one only its recent holder."""
+"""Commands to services: without a token anybody may give them, with one only its recent holder."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Payload:
 
 @dataclass
 class Bus:
-    """What a service uses of a NATS client to take part."""
+    """The part of a NATS client that a service uses to take part."""
 
     is_connected: bool = True
     refuses: bool = False

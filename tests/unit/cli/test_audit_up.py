@@ -137,7 +137,7 @@ async def test_a_publication_has_the_tables_that_are_named_and_all_for_a_pattern
     monkeypatch.setattr(view, "done", done.append)
     await made._make_objects(load({}))
     assert given == [published]
-    assert done == ["Made slot headrace_audit"]
+    assert done == ["Created slot headrace_audit"]
 
 
 def test_in_a_suites_environment_the_trail_follows_its_stream(

@@ -198,7 +198,7 @@ def scope(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Scope:
 
 
 async def followed(scope: Scope, settings: Settings, sink: Sink, confirmer: str) -> list[int]:
-    """What a confirmer with this sink confirmed up to its stop."""
+    """The LSNs that a confirmer with this sink confirmed up to its stop."""
     line = Line(confirmer)
     async with asyncio.timeout(30):
         await EpochFollower(scope, settings, line, sink, confirmer, "session").run()  # type: ignore[arg-type]  # as much of a client as it needs

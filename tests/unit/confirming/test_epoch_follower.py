@@ -1,4 +1,4 @@
-"""What a confirmer says to the wal-reader, and when, while a sink stores what it gets."""
+"""A confirmer's messages to the wal-reader while a sink stores what it gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A confirmer follows again after whatever another attempt may overcome."""
+"""A confirmer follows again after any failure that another attempt may overcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How rows of a relation are read, and what the operator hides of them."""
+"""Reading rows of a relation, without the columns that the operator hides."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def unwrapped(value: object, levels: int) -> object:
 
 
 def received(oid: int, value: str | bytes, options: ValueOptions) -> object:
-    """What a consumer holds after the wire, from within an event's maps and lists."""
+    """The value that a consumer gets, from within an event's maps and lists."""
     raw = value.encode() if isinstance(value, str) else value
     sent = wrapped(native(converter(oid, options, CATALOG.get)(raw)), ENVELOPE)
     if options.encoding is Encoding.MSGPACK:

@@ -1,4 +1,4 @@
-"""What every way of publishing promises, above the simulation's nats-server: in order, once, fenced,
+"""The promises of every way of publishing, above the simulation's nats-server: in order, once, fenced,
 and nothing counts as stored that the server did not say.
 """
 
@@ -41,7 +41,7 @@ SETTINGS = load({})
 ACK_TIMEOUT_S = 3.0
 WIDE = Window(500, 1 << 22, ACK_TIMEOUT_S)
 WAYS: tuple[Callable[..., Pipe], ...] = (ChainPipe, FastPipe, AtomicPipe)
-# The parameter that is told of each stored message.
+# The parameter that gets each stored message.
 _ON_STORED: dict[Callable[..., Pipe], str] = {
     ChainPipe: "_on_stored",
     FastPipe: "on_stored",
@@ -429,7 +429,7 @@ async def test_a_message_that_nats_does_not_take_is_refused_before_it_is_sent(
     assert one.client.is_connected
 
 
-# The chain alone.
+# Only the chain.
 
 
 @on_pipes(ChainPipe)
@@ -468,7 +468,7 @@ async def test_after_close_no_answer_is_heard(nats: SimulatedNats, one: Publishe
     assert one.stored == stored
 
 
-# Atomic groups alone.
+# Only atomic groups.
 
 
 def atomic(one: Publisher) -> AtomicPipe:

@@ -13,7 +13,7 @@ from headrace.jetstream.pull_budget import Room, Status, place, status
 
 MESSAGES_MAX, BYTES_MAX = 20, 1000
 
-# What happens to a room: so much of what is asked for comes, is read, or is told not to come.
+# Steps of a room: so many of the requested messages come, are read, or are reported not to come.
 steps = st.lists(
     st.tuples(
         st.sampled_from(["come", "read", "end", "ask"]), st.integers(0, 30), st.integers(0, 400)

@@ -1,4 +1,4 @@
-"""Publishers of one stream that take turns: who begins, for how long, and for whom nobody waits."""
+"""Publishers of one stream that take turns: which begins, for how long, and which are not awaited."""
 
 from __future__ import annotations
 

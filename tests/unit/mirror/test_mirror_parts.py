@@ -63,7 +63,7 @@ def test_an_update_names_its_row_by_the_key_as_it_was() -> None:
     assert row_steps(event("UPDATE", {"id": 3, "name": "x"}, old={"id": 2}), USERS) == UpdateRow(
         USERS, {"id": 2}, {"id": 3, "name": "x"}
     )
-    # What was not sent is not touched.
+    # A column that was not sent is not touched.
     assert row_steps(event("UPDATE", {"id": 3}, unchanged=["name"]), USERS) == UpdateRow(
         USERS, {"id": 3}, {"id": 3}
     )
@@ -97,7 +97,7 @@ def test_a_shape_is_reached_by_rename_drop_and_addition() -> None:
     assert isinstance(change, AlterTable)
     assert change.renamed == {"label": "name"}
     assert change.after == shape(told)
-    # Told again, or copied since: nothing is left to do.
+    # Reported again, or copied since: nothing is left to do.
     assert reshaped(change.after, told) is None
 
 

@@ -461,7 +461,7 @@ async def test_reading_waits_for_the_first_message(server: Server) -> None:
 
     asyncio.get_running_loop().call_later(0.02, lambda: asyncio.ensure_future(send()))
     assert await connection.read(0.9) == [(7, b"1")]
-    assert not asyncio.get_running_loop().remove_reader(server.socket), "it is watched no more"
+    assert not asyncio.get_running_loop().remove_reader(server.socket), "it is no longer watched"
     server.copied.append(xlog(8, b"2"))
     assert await connection.read(30.0) == [(8, b"2")]
 

@@ -1,4 +1,4 @@
-"""What the publisher measures: events by table, and the time from a commit to its storage."""
+"""The publisher's measurements: events by table, and the time from a commit to its storage."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def settings(token: str | None = None) -> Settings:
 
 
 class Publisher:
-    """What waits for the suite to go on."""
+    """A publisher that waits for the end of a pause."""
 
     def __init__(self, nats: SimulatedNats, scope: Scope, pausing: Pausing) -> None:
         self.nats = nats

@@ -1,4 +1,4 @@
-"""Where a publisher resumes: the progress that it wrote, and what the stream may have lost since."""
+"""A publisher's resume point: its progress, and the messages that the stream may have lost since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a publisher goes on, from progress and from what the stream still has."""
+"""A publisher's resume point, from progress and from what the stream still has."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store(nats: SimulatedNats, lsn: int, source: str = "a", operation: str = "IN
 
 
 async def found(nats: SimulatedNats, known: Progress | None) -> ResumePoint:
-    """Where a publisher goes on that knows this progress of the stream as it was created."""
+    """The resume point of a publisher that knows this progress of the stream as it was created."""
     cell = Cell(await nats.state(), "progress.a")
     await cell.read()
     tail = StreamTail(nats.jetstream(), STREAM, reader_of("a"))
@@ -217,8 +217,8 @@ def test_a_rewrite_is_told_from_what_leaves_the_rows_as_they_are() -> None:
     assert not rewritten(BEFORE, vacuumed, ())
     altered = files((10, 101, 6, 50), columns="c2")
     assert rewritten(BEFORE, altered, ())
-    assert not rewritten(BEFORE, altered, (6,)), "a TRUNCATE with an event of its own"
-    assert rewritten(BEFORE, files((10, 101, 6, 51)), ()), "the TOAST table was made again"
+    assert not rewritten(BEFORE, altered, (6,)), "a TRUNCATE with a separate event"
+    assert rewritten(BEFORE, files((10, 101, 6, 51)), ()), "the TOAST table is a new one"
     assert not rewritten(BEFORE, files((10, 100, 6, 50), columns="c2"), ())
     for unknown in ("", "checksum", "a/b"):
         assert not rewritten(unknown, altered, ())

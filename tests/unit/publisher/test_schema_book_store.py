@@ -59,7 +59,7 @@ def shelf(bucket: Any) -> BookShelf:
 
 
 async def storage_after(bucket: Bucket, position: int, ids: set[str] | None = None) -> str:
-    """What a publisher that starts with the stream at this LSN knows of the table's files."""
+    """The table's files, as a publisher knows them that starts with the stream at this LSN."""
     book = await shelf(bucket).load(Position(position, 0), ids or set(), {})
     entry = book.entry("t")
     assert entry is not None

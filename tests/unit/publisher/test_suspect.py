@@ -1,5 +1,5 @@
-"""A publisher skips messages of a shared stream without decoding them, but never one of its own
-source.
+"""A publisher skips messages of a shared stream without decoding them, but never one of the
+publisher's source.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ TEST_LINES_MAX = 630
 
 # They start services, and know their names; no service knows them.
 STARTERS = frozenset({"cli", "supervisor"})
-# What a pure module may not even see: sockets, event loops, clients, files of the machine, clocks,
-# chance.
+# A pure module may not even see these: sockets, event loops, clients, files of the machine,
+# clocks, chance.
 IO_MODULES = frozenset(
     {
         "aiohttp",
@@ -282,7 +282,7 @@ def test_the_namespace_has_no_init_of_its_own(root: str) -> None:
 
 
 def committed() -> list[Path]:
-    """What git has, or would add."""
+    """The files that git has, or would add."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607  # git is where the PATH says
         cwd=ROOT,

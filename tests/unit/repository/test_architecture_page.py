@@ -12,7 +12,7 @@ from tests.support.source_tree import ROOT, modules, tree
 
 PAGE = (ROOT / "docs/architecture.md").read_text()
 MAP = PAGE.split("## Where to find it")[1].split("```")[1]
-# What only nats-py itself may know; a release may rename it, hence the upper bound in
+# Only nats-py itself may know these; a release may rename them, hence the upper bound in
 # pyproject.toml.
 INTERNALS = re.compile(
     r"\._(?:ps|nc|send_command|flush_queue|flush_pending|server_info|current_server|connect_command|connect_to_server)\b"

@@ -51,7 +51,7 @@ def documents() -> dict[str, Any]:
 @cache
 def validator(name: str) -> Any:
     resources = [(file, Resource.from_contents(document)) for file, document in documents().items()]
-    # Where the schemas say string, MessagePack may have bin.
+    # MessagePack may have bin for the schemas' string.
     checker = Draft202012Validator.TYPE_CHECKER.redefine(
         "string", lambda _, value: isinstance(value, str | bytes)
     )
@@ -196,7 +196,7 @@ def table(encoding: Encoding) -> TableEvents:
 def assembled(
     encoding: Encoding, *stream: messages.PgoutputMessage, **options: Any
 ) -> list[dict[str, Any]]:
-    """What the publisher writes for these messages of one transaction."""
+    """The publisher's events for these messages of one transaction."""
     assembler = Assembler(
         "headrace", encoding, message_prefixes=frozenset({"audit", ""}), **options
     )

@@ -22,7 +22,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Used by nobody here.
 KEPT = {
     "unregister": "of the archive's readers, whose library it is: lets garbage collection pass one that is gone",
-    "encode_entry": "an entry of a frame by itself; what tests check the packing in bulk against",
+    "encode_entry": "a single entry of a frame; tests compare the packing in bulk with it",
     "FRAME_OVERHEAD_BYTES": "how much larger than its setting a frame may be, as tests check",
     "connection_made": "asyncio calls it",
     "streamReader": "Spark calls it",

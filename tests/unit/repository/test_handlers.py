@@ -30,7 +30,7 @@ def caught(node: ast.AST) -> list[ast.expr]:
 
 
 def named_in(module: Path) -> dict[str, str]:
-    """Where the names of a module come from: their own full names."""
+    """The full names of a module's imported names."""
     found: dict[str, str] = {}
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):

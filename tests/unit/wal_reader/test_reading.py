@@ -248,7 +248,7 @@ async def test_a_traced_frame_is_timed_until_a_confirmer_has_consumed_it() -> No
     assert spans[0].attributes["confirmer"] == "publisher"
 
 
-# What PostgreSQL is told.
+# Status updates to PostgreSQL.
 
 
 @on_virtual_time

@@ -1,4 +1,4 @@
-"""How the wal-reader's service stops, waits, fails, and which confirmers it waits for."""
+"""The wal-reader's service stops, waits and fails, and the confirmers that it waits for."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class _AuditUp:
         tables = [] if self._has_patterns else list(self._audit.tables)
         await init.run(settings, tables, made)
         if made.things:
-            self._view.done(f"Made {', '.join(made.things)}")
+            self._view.done(f"Created {', '.join(made.things)}")
 
     def _beside(self, suite: RunningSuite) -> dict[str, str]:
         """The suite's environment, and hints for its user."""

@@ -204,7 +204,7 @@ class _Up:
         for one in settings:
             await require_free_slot(one)
         if made.things:
-            self._view.done(f"Made {', '.join(made.things)}")
+            self._view.done(f"Created {', '.join(made.things)}")
 
     def _adopt_environment(self) -> None:
         """Point this process, and therefore its children, to the chosen servers and settings."""
