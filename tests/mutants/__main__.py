@@ -66,6 +66,7 @@ REAL = {
         "tests/integration/archive/test_archive_replay.py",
     ),
     "libs/headrace/audit/destination.py": (
+        "tests/integration/audit/test_audit_trail_state.py",
         "tests/integration/audit/test_audit_destination.py",
         "tests/integration/audit/test_audit_two_sources.py",
         "tests/integration/audit/test_audit_writer.py",

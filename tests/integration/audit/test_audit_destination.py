@@ -7,21 +7,18 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
-from pytest_asyncio import fixture as async_fixture
 
 from headrace.audit import query
-from headrace.audit.destination import ClaimedError, Destination, DestinationFencedError, connect
+from headrace.audit.destination import ClaimedError, DestinationFencedError, connect
 from headrace.audit.rows import RowMaker, change_id
 from headrace.audit.settings import load_audit
-from headrace.audit.stitching import Batch, Stitcher
+from headrace.audit.stitching import Stitcher
 from headrace.audit.table import AuditTable
 from headrace.audit.table_book import Noted, TableBook
 from headrace.audit_writer import page
@@ -32,6 +29,7 @@ from headrace.settings import PostgresSettings
 from headrace.testing.certificates import Authority
 from headrace.testing.database import Database
 from headrace.testing.tls_front import TlsFront
+from tests.support.audit_destinations import Destinations, batch
 
 ZEMIS = """
 CREATE TABLE changes (
@@ -45,54 +43,6 @@ ALTER TABLE changes ADD CONSTRAINT changes_position_table_schema_database_operat
 INSERT INTO changes (database, schema, "table", operation, committed_at, queued_at, transaction_id, position)
 VALUES ('d', 'public', 'old', 'CREATE', now(), now(), 1, 1);
 """
-
-
-class Destinations:
-    """Opens destinations in one database, as audit-writers would."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._opened: list[Any] = []
-
-    async def open(self, writes: str = "source", **settings: str) -> Destination:
-        audit = load_audit(settings)
-        database = self._database
-        source = PostgresSettings(
-            host="127.0.0.1", port=database.port, database=database.name, user=database.user
-        )
-        connection = await connect(audit, source, "test")
-        self._opened.append(connection)
-        destination = Destination(connection, audit, writes)
-        await destination.prepare()
-        return destination
-
-    def close(self) -> None:
-        for connection in self._opened:
-            connection.terminate()
-
-
-@async_fixture
-async def destinations(database: Database) -> AsyncIterator[Destinations]:
-    made = Destinations(database)
-    yield made
-    made.close()
-
-
-def batch(lsn: int, at: datetime, rows: int = 3, source: str = "source") -> Batch:
-    """A transaction of some inserts."""
-    maker = RowMaker("db", source, TableBook({("public", "users"): Noted(("id",))}))
-    stitcher = Stitcher(1000, 1 << 20)
-    for seq in range(rows):
-        tx = {"xid": 5, "lsn": lsn, "ts": at.isoformat(), "seq": seq, "last": seq == rows - 1}
-        payload = {"operation": "INSERT", "data": {"id": seq}, "tx": tx, "relation_id": 1}
-        where = Position(lsn, seq)
-        event = Event(
-            source, "public", "users", "INSERT", where, payload, "s", lsn + seq, source, closes=True
-        )
-        stitcher.add(event, maker.line(event, b"2026-01-01"))
-    made = stitcher.cut()
-    assert made is not None
-    return made
 
 
 async def test_months_are_partitions_that_are_made_as_needed_and_go_whole(
