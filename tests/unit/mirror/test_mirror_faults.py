@@ -240,17 +240,15 @@ def test_a_bootstrap_that_is_overtaken_begins_again(tmp_path: Path) -> None:
         world.settle()
 
 
-def test_a_bootstrap_that_is_overtaken_while_it_loads_writes_nothing_more(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 30)
-        world.start()
-        world.until(lambda: world.loaded["a"] >= 6)
-        world.mirror.book.want("public", "a", "another one")
-        world.settle()
-        assert world.snapshots == ["a", "a"]
-    finally:
-        world.close()
+def test_a_bootstrap_that_is_overtaken_while_it_loads_writes_nothing_more(
+    world: MirrorWorld,
+) -> None:
+    world.create("a", 30)
+    world.start()
+    world.until(lambda: world.loaded["a"] >= 6)
+    world.mirror.book.want("public", "a", "another one")
+    world.settle()
+    assert world.snapshots == ["a", "a"]
 
 
 def phase(world: MirrorWorld, name: str) -> Phase:
@@ -258,19 +256,15 @@ def phase(world: MirrorWorld, name: str) -> Phase:
     return found
 
 
-def test_a_snapshot_is_looked_for_now_and_then(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 3)
-        world.copy_s = 20.0
-        world.start()
-        world.past(15.0)
-        before = len(world.server.asked)
-        world.past(4.0)
-        assert 10 <= len(world.server.asked) - before <= 40
-        world.settle()
-    finally:
-        world.close()
+def test_a_snapshot_is_looked_for_now_and_then(world: MirrorWorld) -> None:
+    world.create("a", 3)
+    world.copy_s = 20.0
+    world.start()
+    world.past(15.0)
+    before = len(world.server.asked)
+    world.past(4.0)
+    assert 10 <= len(world.server.asked) - before <= 40
+    world.settle()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -390,6 +391,13 @@ def test_a_published_table_without_events_is_found_too(ab: MirrorWorld) -> None:
     ab.settle()
 
 
+def test_a_published_table_is_found_beside_one_that_no_longer_is(ab: MirrorWorld) -> None:
+    """Its last message in the bucket says that it was deleted."""
+    ab.server.put("$KV.schemas.before", b"", {"KV-Operation": "DEL"})
+    ab.create("quiet", 2)
+    ab.settle()
+
+
 def test_a_table_of_another_schema_is_kept_apart(tmp_path: Path) -> None:
     with mirrored(tmp_path, {"a": 2}) as world:
         world.create("b", 3, schema="app")
@@ -430,22 +438,24 @@ def test_a_table_that_nobody_may_copy_is_an_error_if_it_is_named(tmp_path: Path)
         world.until(lambda: bool(world.ended))
         assert isinstance(world.ended[0], SnapshotRefusedError)
         assert "no snapshot of a: not published" in str(world.ended[0])
-    finally:
-        world.close()
-
-
-def test_a_published_table_that_nobody_may_copy_is_left_out(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path)
-    try:
-        world.create("a", 3)
+        # The next run may name another one.
         world.create("b", 3)
-        world.rejected["b"] = "not published."
+        world.mirrored = (("public", "b"),)
         world.start()
-        world.until(lambda: world.commits > 0 and set(world.shown()) == {"a"})
-        world.until(lambda: phase(world, "b") is Phase.GONE)
-        assert not world.ended
+        world.until(lambda: world.commits > 0 and set(world.shown()) == {"b"})
+        assert len(world.ended) == 1
     finally:
         world.close()
+
+
+def test_a_published_table_that_nobody_may_copy_is_left_out(world: MirrorWorld) -> None:
+    world.create("a", 3)
+    world.create("b", 3)
+    world.rejected["b"] = "not published."
+    world.start()
+    world.until(lambda: world.commits > 0 and set(world.shown()) == {"a"})
+    world.until(lambda: phase(world, "b") is Phase.GONE)
+    assert not world.ended
 
 
 def test_a_named_table_that_was_dropped_is_waited_for_after_a_restart(tmp_path: Path) -> None:
@@ -487,6 +497,20 @@ def test_a_snapshot_that_fails_is_requested_again(world: MirrorWorld) -> None:
     world.start()
     world.settle()
     assert world.snapshots == ["a", "a", "a"]
+
+
+def test_the_end_of_another_snapshot_of_the_table_is_not_its_own(world: MirrorWorld) -> None:
+    world.create("a", 3)
+    world.copy_s = 5.0
+    world.start()
+    world.past(2.0)
+    other = {"snapshot_id": "other", "lsn": "0/1", "batch_count": 0, "row_count": 0}
+    for body in ({**other, "source": "s"}, {**other, "source": "s"}):
+        world.server.put("init.meta.a", json.dumps(body).encode())
+    failed = {"snapshot_id": "other", "error": "it failed."}
+    world.server.put("init.error.a", json.dumps(failed).encode())
+    world.settle()
+    assert world.snapshots == ["a"]
 
 
 def test_a_responder_that_does_not_answer_is_asked_again(world: MirrorWorld) -> None:

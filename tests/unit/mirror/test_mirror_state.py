@@ -173,6 +173,8 @@ def test_progress_counts_the_rows_at_the_source_and_then_those_loaded(world: Mir
     world.until(lambda: progress.rows == 12)
     assert progress.rows_estimated == 25
     assert progress.rows_loaded == 0
+    world.report("a", rows=13, rows_estimated=13)
+    world.until(lambda: progress.rows_estimated == 13)
     # A table that was never analyzed: as many rows for each task as there were so far.
     world.report("a", rows=20, rows_estimated=0, tasks=4, tasks_done=2)
     world.until(lambda: progress.rows == 20)

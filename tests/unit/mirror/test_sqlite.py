@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -131,7 +132,9 @@ def test_numbers_in_documents_are_written_out_and_strings_are_left() -> None:
     assert as_json({"n": 1e-7, "m": 1e22, "s": "1e-7 \\" + '"2e-8'}) == (
         '{"n": 0.0000001, "m": 10000000000000000000000, "s": "1e-7 \\\\\\"2e-8"}'
     )
-    assert as_json([1.5]) == "[1.5]"
+    assert [as_json([number]) for number in (1.5, 1e-7, 1e22)] == [
+        "[1.5]", "[0.0000001]", "[10000000000000000000000]",
+    ]  # fmt: skip
     with pytest.raises(ValueError, match="not JSON compliant"):
         as_json(float("nan"))
 
@@ -385,6 +388,29 @@ def test_a_busy_file_is_waited_for_and_a_damaged_one_is_an_error(
     with pytest.raises(TargetError, match="no such table") as found:
         written(tmp_path, TruncateTable(replace(USERS, name="other")))
     assert not isinstance(found.value, TargetAwayError)
+
+
+def test_what_a_cancelled_caller_began_is_finished_before_anything_else(tmp_path: Path) -> None:
+    async def work() -> None:
+        target = SqliteTarget(str(tmp_path / "m.db"))
+        began, goes_on = threading.Event(), threading.Event()
+        done: list[str] = []
+
+        def first() -> None:
+            began.set()
+            goes_on.wait(30)
+            done.append("first")
+
+        cancelled = asyncio.create_task(target._in_thread(first))
+        await asyncio.to_thread(began.wait, 30)
+        cancelled.cancel()
+        last = asyncio.create_task(target._in_thread(done.append, "second"))
+        await asyncio.wait({last}, timeout=0.05)
+        goes_on.set()
+        await last
+        assert done == ["first", "second"]
+
+    asyncio.run(work())
 
 
 # Addresses.
