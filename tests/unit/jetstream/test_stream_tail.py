@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from unittest import mock
 
 import pytest
 
@@ -172,3 +174,31 @@ async def test_only_what_is_gone_may_be_left_unread(
             with pytest.raises(TailError, match="could not be read beyond 2"):
                 await tail._check_end(wanted, 2)
         await tail._check_end(wanted, 4)
+
+
+class Silent:
+    """Reads nothing: its server is slow."""
+
+    def __init__(self, first_seq: int) -> None:
+        self.at = first_seq - 1
+
+    async def read(self, _last_seq: int) -> AsyncIterator[list[object]]:
+        none: tuple[list[object], ...] = ()
+        for found in none:
+            yield found
+
+    async def close(self) -> None:
+        """There is nothing to give up."""
+
+
+@on_virtual_time
+async def test_what_a_slow_server_does_not_return_may_be_of_the_source() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        store(nats, 1, 2)
+        store(nats, 3, 4, source="b")
+        tail = tail_of(nats)
+        with (
+            mock.patch.object(tail, "_stretch", Silent),
+            pytest.raises(TailError, match="could not be read beyond 2"),
+        ):
+            await tail.after(2)
