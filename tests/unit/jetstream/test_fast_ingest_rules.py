@@ -245,8 +245,9 @@ async def test_fast_ingest_needs_a_server_and_a_stream_that_offer_it(
 class Shared:
     """A publisher that takes turns with another source's, which only says what it does."""
 
-    def __init__(self, nats: SimulatedNats, one: Publisher) -> None:
+    def __init__(self, nats: SimulatedNats, one: Publisher, turns: Turns) -> None:
         self.one = one
+        self.turns = turns
         self._other = nats.client()
 
     async def says(self, word: str, to: str = "") -> None:
@@ -267,7 +268,7 @@ async def shared() -> AsyncIterator[Shared]:
     async with simulated_nats(SETTINGS) as nats:
         client = nats.client()
         turns = Turns(client, STREAM, "a", Counters())
-        yield Shared(nats, await publisher(nats, turns=turns))
+        yield Shared(nats, await publisher(nats, turns=turns), turns)
 
 
 @on_virtual_time
@@ -295,3 +296,14 @@ async def test_a_connection_that_is_lost_while_another_source_writes_is_noticed_
         assert going.done()
         with pytest.raises(IngestError, match="connection was lost"):
             going.result()
+
+
+@on_virtual_time
+async def test_after_close_a_pipe_hears_of_no_other_source() -> None:
+    async with shared() as both:
+        await both.says("write")
+        assert both.turns.others_write
+        await both.one.pipe.close()
+        await asyncio.sleep(5)
+        await both.says("write")
+        assert not both.turns.others_write

@@ -309,6 +309,21 @@ async def test_a_lost_connection_is_noticed_while_nothing_is_published(
 
 
 @on_pipes(ChainPipe, FastPipe)
+async def test_a_connection_that_is_lost_while_an_answer_is_awaited_is_noticed_soon(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    with silent(nats):
+        await one.publish(1)
+        going = asyncio.ensure_future(one.pipe.drain())
+        await asyncio.sleep(0.2)
+        one.client.stats["reconnects"] += 1
+        await asyncio.sleep(1)
+    assert going.done()
+    with pytest.raises(IngestError, match="connection was lost"):
+        going.result()
+
+
+@on_pipes(ChainPipe, FastPipe)
 async def test_after_a_failure_nothing_is_taken_and_nothing_counts_as_done(
     nats: SimulatedNats, one: Publisher
 ) -> None:

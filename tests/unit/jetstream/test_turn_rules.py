@@ -217,6 +217,9 @@ async def test_a_turn_that_has_just_begun_is_not_ended_by_one_that_waits_for_lon
         await one.say("wait", "x", "b", ready=True)
         await asyncio.sleep(turns._TURN_S)
         assert writer.turns.is_over
+        # One that writes no longer waits.
+        await one.say("write", "x", "b")
+        assert not writer.turns.is_over
 
 
 @on_virtual_time

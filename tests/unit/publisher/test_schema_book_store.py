@@ -49,6 +49,7 @@ class Watcher:
         for key, (value, revision) in self._kept.items():
             yield SimpleNamespace(key=key, value=value, revision=revision)
         yield None
+        raise AssertionError("from here on it would wait for changes")
 
     async def stop(self) -> None:
         """Nothing follows."""
