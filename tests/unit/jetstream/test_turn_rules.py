@@ -217,8 +217,16 @@ async def test_a_turn_that_has_just_begun_is_not_ended_by_one_that_waits_for_lon
         await one.say("wait", "x", "b", ready=True)
         await asyncio.sleep(turns._TURN_S)
         assert writer.turns.is_over
-        # One that writes no longer waits.
-        await one.say("write", "x", "b")
+
+
+@on_virtual_time
+async def test_a_waiting_publisher_that_writes_meanwhile_ends_no_turn() -> None:
+    async with site() as one:
+        writer = await one.publisher("a")
+        await writer.begins_after()
+        for word in ("wait", "write"):
+            await one.say(word, "x", "b", ready=True)
+        await asyncio.sleep(turns._TURN_S)
         assert not writer.turns.is_over
 
 
