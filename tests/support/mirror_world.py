@@ -25,6 +25,7 @@ from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import format_lsn
 from headrace.mirror import Mirror
 from headrace.mirror.sqlite import SqliteTarget
+from headrace.mirror.table import Phase
 from headrace.mirror.target import InsertRows, Step
 from tests.simulation.clockwork import Process
 from tests.simulation.stream import Stored, Stream
@@ -295,6 +296,12 @@ class MirrorWorld(VirtualNats):
             for event in made.events:
                 self.send(event)
 
+    def changed(self, *names: str, key: int = 100) -> None:
+        """A transaction that inserts a row into each of these tables."""
+        with self.transaction() as tx:
+            for name in names:
+                tx.insert(name, id=key, name="new")
+
     def send(self, body: Body | list[Body], headers: Mapping[str, str] | None = None) -> None:
         """Publish an event or an array, a moment after the one before."""
         self._sent_at = max(self._sent_at, self.loop.now) + self.chance.choice(
@@ -436,6 +443,11 @@ class MirrorWorld(VirtualNats):
         """In order."""
         self.stopping.set()
         self.until(lambda: self.process is not None and self.process.done)
+
+    def phase(self, name: str) -> Phase:
+        """The stage of a table."""
+        found: Phase = self.mirror.book.tables[name].phase
+        return found
 
     # Readers.
 

@@ -107,7 +107,7 @@ def test_a_fresh_mirror_shows_nothing_of_a_transaction_that_a_gap_cuts_off(
         world.gap()
         with world.transaction() as tx:
             tx.insert("b", id=50, name="behind the gap")
-        world.until(lambda: phase(world, "a") is Phase.WANTED)
+        world.until(lambda: world.phase("a") is Phase.WANTED)
         world.past(5.0)
         assert world.row("a", 100) is None
         world.settle()
@@ -236,7 +236,7 @@ def test_a_bootstrap_that_is_overtaken_begins_again(tmp_path: Path) -> None:
             world.gap()
             with world.transaction() as tx:
                 tx.update("a", 2, name="x")
-            world.until(lambda: phase(world, "a") is Phase.LOADING)
+            world.until(lambda: world.phase("a") is Phase.LOADING)
         world.settle()
 
 
@@ -249,11 +249,6 @@ def test_a_bootstrap_that_is_overtaken_while_it_loads_writes_nothing_more(
     world.mirror.book.want("public", "a", "another one")
     world.settle()
     assert world.snapshots == ["a", "a"]
-
-
-def phase(world: MirrorWorld, name: str) -> Phase:
-    found: Phase = world.mirror.book.tables[name].phase
-    return found
 
 
 def test_a_snapshot_is_looked_for_now_and_then(world: MirrorWorld) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from headrace.consumer import ReaderTakenOverError
 from headrace.mirror import follower
-from headrace.mirror.snapshots import SnapshotRefusedError
 from headrace.mirror.table import Phase
 from headrace.mirror.target import (
     CommitRefusedError,
@@ -27,11 +25,6 @@ from tests.support.mirror_world import MirrorWorld, mirrored
 
 A_AND_B = {"a": 4, "b": 4}
 ONLY_A = (("public", "a"),)
-
-
-def phase(world: MirrorWorld, name: str) -> Phase:
-    found: Phase = world.mirror.book.tables[name].phase
-    return found
 
 
 def tamper(world: MirrorWorld, statement: str) -> None:
@@ -185,25 +178,18 @@ def refusing(table: str, kind: type[Step] = InsertRows) -> Callable[[Sequence[St
     return refuse
 
 
-def changed(world: MirrorWorld, *names: str, key: int = 100) -> None:
-    """A transaction that inserts a row into each of these tables."""
-    with world.transaction() as tx:
-        for name in names:
-            tx.insert(name, id=key, name="new")
-
-
 def test_a_table_that_the_target_refuses_is_parked_and_the_others_continue(
     ab: MirrorWorld,
 ) -> None:
     ab.refuses = refusing("b")
     ab.checks = False
-    changed(ab, "a", "b")
-    ab.until(lambda: phase(ab, "b") is Phase.PARKED and ab.row("a", 100) is not None)
+    ab.changed("a", "b")
+    ab.until(lambda: ab.phase("b") is Phase.PARKED and ab.row("a", 100) is not None)
     assert ab.mirror.parked == {"b": "no room for b"}
     assert ab.row("b", 100) is None
-    changed(ab, "a", "b", key=101)
+    ab.changed("a", "b", key=101)
     ab.until(lambda: ab.row("a", 101) is not None)
-    assert phase(ab, "b") is Phase.PARKED
+    assert ab.phase("b") is Phase.PARKED
     # A restart tries it again.
     ab.stop()
     ab.refuses = lambda _: None
@@ -215,23 +201,23 @@ def test_a_table_that_the_target_refuses_is_parked_and_the_others_continue(
 def test_a_parked_table_stays_parked_while_the_target_comes_and_goes(ab: MirrorWorld) -> None:
     ab.refuses = refusing("b")
     ab.checks = False
-    changed(ab, "a", "b")
-    ab.until(lambda: phase(ab, "b") is Phase.PARKED)
+    ab.changed("a", "b")
+    ab.until(lambda: ab.phase("b") is Phase.PARKED)
     copies = list(ab.snapshots)
     ab.refuses = away
-    changed(ab, "a", key=101)
+    ab.changed("a", key=101)
     ab.until(lambda: "nobody answers" in ab.mirror.trouble)
     ab.refuses = refusing("b")
     ab.until(lambda: ab.row("a", 101) is not None)
     ab.past(5.0)
-    assert (phase(ab, "b"), ab.snapshots) == (Phase.PARKED, copies)
+    assert (ab.phase("b"), ab.snapshots) == (Phase.PARKED, copies)
 
 
 def test_a_parked_table_is_copied_again_once_its_shape_changes(ab: MirrorWorld) -> None:
     ab.refuses = refusing("b")
     ab.checks = False
-    changed(ab, "a", "b")
-    ab.until(lambda: phase(ab, "b") is Phase.PARKED)
+    ab.changed("a", "b")
+    ab.until(lambda: ab.phase("b") is Phase.PARKED)
     ab.refuses = lambda _: None
     with ab.transaction() as tx:
         tx.add_column("b", "c")
@@ -252,20 +238,20 @@ def test_a_table_that_cannot_be_loaded_is_parked(world: MirrorWorld) -> None:
 def test_a_target_that_refuses_its_only_table_is_an_error(tmp_path: Path) -> None:
     with mirrored(tmp_path, {"a": 2}) as world:
         world.refuses = refusing("a")
-        changed(world, "a")
+        world.changed("a")
         world.until(lambda: bool(world.ended))
         assert "no room for a" in str(world.ended[0])
 
 
 def test_a_commit_that_the_target_refuses_parks_the_table_that_it_names(ab: MirrorWorld) -> None:
     def refuse() -> None:
-        if phase(ab, "b") is not Phase.PARKED and ab.writes["b"]:
+        if ab.phase("b") is not Phase.PARKED and ab.writes["b"]:
             raise CommitRefusedError("a deferred constraint", ("public", "b"))
 
     ab.refuses_commit = refuse
     ab.checks = False
-    changed(ab, "a", "b")
-    ab.until(lambda: phase(ab, "b") is Phase.PARKED and ab.row("a", 100) is not None)
+    ab.changed("a", "b")
+    ab.until(lambda: ab.phase("b") is Phase.PARKED and ab.row("a", 100) is not None)
 
 
 def test_a_commit_refused_without_a_table_is_tried_again(ab: MirrorWorld) -> None:
@@ -276,7 +262,7 @@ def test_a_commit_refused_without_a_table_is_tried_again(ab: MirrorWorld) -> Non
             raise CommitRefusedError("a trigger", None)
 
     ab.refuses_commit = refuse
-    changed(ab, "a")
+    ab.changed("a")
     ab.until(lambda: "a trigger" in ab.mirror.trouble)
     assert ab.mirror.trouble_with == "target"
     refused[0] = False
@@ -290,7 +276,7 @@ def away(_: Sequence[Step]) -> None:
 
 def test_a_target_that_is_away_is_waited_for(ab: MirrorWorld) -> None:
     ab.refuses = away
-    changed(ab, "a")
+    ab.changed("a")
     ab.until(lambda: "nobody answers" in ab.mirror.trouble)
     assert ab.mirror.trouble_with == "target"
     assert not ab.ended
@@ -314,13 +300,13 @@ def test_a_row_that_the_file_lacks_is_repaired_by_a_copy(ab: MirrorWorld) -> Non
 def test_a_mirror_that_has_worked_for_a_while_tries_again_soon(ab: MirrorWorld) -> None:
     """Each attempt in vain makes the next pause longer."""
     ab.refuses = away
-    changed(ab, "a")
+    ab.changed("a")
     ab.past(60.0)
     ab.refuses = lambda _: None
     ab.settle()
     ab.past(40.0)
     ab.refuses = away
-    changed(ab, "a", key=101)
+    ab.changed("a", key=101)
     ab.until(lambda: "nobody answers" in ab.mirror.trouble)
     ab.refuses = lambda _: None
     ab.until(lambda: ab.row("a", 101) is not None, 1.5)
@@ -340,7 +326,7 @@ def stale(world: MirrorWorld) -> list[tuple[str, ...]]:
 def test_fresh_tables_continue_and_the_older_one_is_named(tmp_path: Path) -> None:
     with mirrored(tmp_path, A_AND_B, fresh=True) as world:
         assert stale(world) == []
-        changed(world, "a", key=50)
+        world.changed("a", key=50)
         world.settle()
         until = world.source.end
         world.copy_s = 20.0
@@ -349,7 +335,7 @@ def test_fresh_tables_continue_and_the_older_one_is_named(tmp_path: Path) -> Non
         assert world.row("a", 60) is None
         world.until(lambda: bool(stale(world)))
         assert stale(world) == [("public", "a", f"0/{until:X}", "table_rewritten")]
-        changed(world, "b", key=70)
+        world.changed("b", key=70)
         world.until(lambda: world.row("b", 70) is not None)
         assert len(stale(world)) == 1
         world.settle()
@@ -360,7 +346,7 @@ def test_fresh_tables_continue_and_the_older_one_is_named(tmp_path: Path) -> Non
         world.fresh = False
         world.start()
         world.settle()
-        changed(world, "a", key=80)
+        world.changed("a", key=80)
         world.settle()
         with pytest.raises(sqlite3.OperationalError):
             stale(world)
@@ -376,223 +362,12 @@ def test_tables_wait_for_one_that_is_copied_again(ab: MirrorWorld) -> None:
     assert ab.mirror.awaited == ""
 
 
-# Tables that come and go.
-
-
-def test_a_table_is_found_by_its_first_event(ab: MirrorWorld) -> None:
-    with ab.transaction() as tx:
-        tx.create("c")
-        tx.insert("c", id=1, name="x")
-    ab.settle()
-
-
-def test_a_published_table_without_events_is_found_too(ab: MirrorWorld) -> None:
-    ab.create("quiet", 2)
-    ab.settle()
-
-
-def test_a_published_table_is_found_beside_one_that_no_longer_is(ab: MirrorWorld) -> None:
-    """Its last message in the bucket says that it was deleted."""
-    ab.server.put("$KV.schemas.before", b"", {"KV-Operation": "DEL"})
-    ab.create("quiet", 2)
-    ab.settle()
-
-
-def test_a_table_of_another_schema_is_kept_apart(tmp_path: Path) -> None:
-    with mirrored(tmp_path, {"a": 2}) as world:
-        world.create("b", 3, schema="app")
-        world.settle()
-        assert set(world.shown()) == {"a", "app.b"}
-        changed(world, "b")
-        world.settle()
-
-
-def test_a_table_that_is_dropped_goes_and_one_of_its_name_is_copied(ab: MirrorWorld) -> None:
-    with ab.transaction() as tx:
-        tx.drop("a")
-        tx.insert("b", id=9, name="x")
-    ab.settle()
-    assert set(ab.shown()) == {"b"}
-    assert phase(ab, "a") is Phase.GONE
-    with ab.transaction() as tx:
-        tx.create("a")
-        tx.insert("a", id=1, name="again")
-    ab.settle()
-
-
-def test_a_renamed_table_continues_under_its_new_name(tmp_path: Path) -> None:
-    with mirrored(tmp_path, {"a": 3}, tables=ONLY_A) as world:
-        with world.transaction() as tx:
-            tx.rename("a", "people")
-            tx.insert("people", id=9, name="x")
-        world.settle()
-        assert set(world.shown()) == {"people"}
-
-
-def test_a_table_that_nobody_may_copy_is_an_error_if_it_is_named(tmp_path: Path) -> None:
-    world = MirrorWorld(tmp_path, tables=ONLY_A)
-    try:
-        world.create("a", 3)
-        world.rejected["a"] = "not published."
-        world.start()
-        world.until(lambda: bool(world.ended))
-        assert isinstance(world.ended[0], SnapshotRefusedError)
-        assert "no snapshot of a: not published" in str(world.ended[0])
-        # The next run may name another one.
-        world.create("b", 3)
-        world.mirrored = (("public", "b"),)
-        world.start()
-        world.until(lambda: world.commits > 0 and set(world.shown()) == {"b"})
-        assert len(world.ended) == 1
-    finally:
-        world.close()
-
-
-def test_a_published_table_that_nobody_may_copy_is_left_out(world: MirrorWorld) -> None:
-    world.create("a", 3)
-    world.create("b", 3)
-    world.rejected["b"] = "not published."
-    world.start()
-    world.until(lambda: world.commits > 0 and set(world.shown()) == {"a"})
-    world.until(lambda: phase(world, "b") is Phase.GONE)
-    assert not world.ended
-
-
-def test_a_named_table_that_was_dropped_is_waited_for_after_a_restart(tmp_path: Path) -> None:
-    with mirrored(tmp_path, {"a": 3, "b": 3}, tables=(*ONLY_A, ("public", "b"))) as world:
-        with world.transaction() as tx:
-            tx.drop("a")
-            tx.insert("b", id=9, name="x")
-        world.settle()
-        world.stop()
-        world.start()
-        world.past(5.0)
-        assert not world.ended
-        with world.transaction() as tx:
-            tx.create("a")
-            tx.insert("a", id=1, name="again")
-        world.settle()
-
-
-def test_a_followed_table_that_the_source_no_longer_copies_goes(ab: MirrorWorld) -> None:
-    ab.rejected["a"] = "not published."
-    ab.rewrite("a", key=60)
-    ab.until(lambda: set(ab.shown()) == {"b"})
-    # Old events say nothing about it; a new schema event does.
-    del ab.rejected["a"]
-    ab.past(5)
-    assert phase(ab, "a") is Phase.GONE
-    with ab.transaction() as tx:
-        tx.add_column("a", "c")
-        tx.insert("a", id=61, name="x", c="y")
-    ab.settle()
-
-
-# Copies.
-
-
-def test_a_snapshot_that_fails_is_requested_again(world: MirrorWorld) -> None:
-    world.create("a", 3)
-    world.fails_snapshots = 2
-    world.start()
-    world.settle()
-    assert world.snapshots == ["a", "a", "a"]
-
-
-def test_the_end_of_another_snapshot_of_the_table_is_not_its_own(world: MirrorWorld) -> None:
-    world.create("a", 3)
-    world.copy_s = 5.0
-    world.start()
-    world.past(2.0)
-    other = {"snapshot_id": "other", "lsn": "0/1", "batch_count": 0, "row_count": 0}
-    for body in ({**other, "source": "s"}, {**other, "source": "s"}):
-        world.server.put("init.meta.a", json.dumps(body).encode())
-    failed = {"snapshot_id": "other", "error": "it failed."}
-    world.server.put("init.error.a", json.dumps(failed).encode())
-    world.settle()
-    assert world.snapshots == ["a"]
-
-
-def test_a_responder_that_does_not_answer_is_asked_again(world: MirrorWorld) -> None:
-    world.create("a", 3)
-    world.responds = False
-    world.start()
-    world.past(40)
-    assert world.commits > 0
-    world.responds = True
-    world.settle()
-
-
-def test_a_killed_load_resumes_with_the_next_chunk(world: MirrorWorld) -> None:
-    world.create("a", 30)
-    world.start()
-
-    def half() -> bool:
-        table = world.mirror and world.mirror.book.tables.get("a")
-        return bool(table and table.run and table.run.chunks == 5)
-
-    world.until(half)
-    world.kill()
-    world.start()
-    world.settle()
-    assert world.snapshots == ["a"]
-    assert world.loaded["a"] == 30, "no chunk is loaded twice"
-
-
-def test_chunks_that_retention_removed_are_copied_again(world: MirrorWorld) -> None:
-    world.create("a", 30)
-    world.start()
-    world.until(lambda: world.commits > 3)
-    world.server.discard("INIT", world.server.streams["INIT"].last_seq + 1)
-    world.settle()
-    assert world.snapshots == ["a", "a"]
-
-
-def test_a_snapshot_that_others_requested_is_taken_if_the_stream_reaches_back(
-    world: MirrorWorld,
-) -> None:
-    world.create("a", 3)
-    changed(world, "a", key=40)
-    world.past(1)
-    world.joined = True
-    world.start()
-    world.settle()
-    assert world.snapshots == ["a"]
-
-
-def test_a_joined_snapshot_from_before_the_stream_is_not_taken(world: MirrorWorld) -> None:
-    world.create("a", 3)
-    changed(world, "a", key=40)
-    world.past(1)
-    world.server.discard("CDC", 2)
-    world.joined = True
-    world.start()
-    world.past(5)
-    assert "a" not in world.shown()
-    world.joined = False
-    world.settle()
-
-
-def test_changes_while_a_table_is_copied_are_applied_to_the_copy(world: MirrorWorld) -> None:
-    world.create("a", 6)
-    world.copy_s = 5.0
-    world.start()
-    world.past(2)
-    with world.transaction() as tx:
-        tx.update("a", 1, name="changed")
-        tx.delete("a", 2)
-        tx.add_column("a", "c")
-        tx.insert("a", id=10, name="x", c="y")
-    world.settle()
-    assert world.snapshots == ["a"]
-
-
 # The stream.
 
 
 def test_a_mirror_that_retention_has_overtaken_copies_its_tables_again(ab: MirrorWorld) -> None:
     ab.stop()
-    changed(ab, "a", "b")
+    ab.changed("a", "b")
     ab.past(1)
     ab.server.discard("CDC", ab.server.streams["CDC"].last_seq + 1)
     ab.start()
@@ -603,9 +378,9 @@ def test_a_mirror_that_retention_has_overtaken_copies_its_tables_again(ab: Mirro
 
 def test_a_message_that_is_missing_from_the_middle_is_not_passed_over(ab: MirrorWorld) -> None:
     ab.server.holds_back = True
-    changed(ab, "a", key=50)
-    changed(ab, "a", key=51)
-    changed(ab, "a", key=52)
+    ab.changed("a", key=50)
+    ab.changed("a", key=51)
+    ab.changed("a", key=52)
     ab.past(1)
     ab.server.streams["CDC"].delete(2)
     ab.server.give_out_again()
@@ -615,13 +390,13 @@ def test_a_message_that_is_missing_from_the_middle_is_not_passed_over(ab: Mirror
 
 def test_another_source_log_is_followed_from_its_own_positions(ab: MirrorWorld) -> None:
     """Behind source_diverged, smaller LSNs are new changes."""
-    changed(ab, "a", "b")
+    ab.changed("a", "b")
     ab.settle()
     ab.source.end = 0x100
     ab.gap("source_diverged")
-    changed(ab, "a", "b", key=101)
+    ab.changed("a", "b", key=101)
     ab.settle()
-    changed(ab, "a", "b", key=102)
+    ab.changed("a", "b", key=102)
     ab.settle()
     assert ab.snapshots == ["a", "b", "a", "b"]
 
@@ -634,6 +409,6 @@ def test_nothing_is_read_twice_after_a_quiet_time(ab: MirrorWorld) -> None:
     ab.stop()
     ab.server.discard("CDC", ab.server.streams["CDC"].last_seq + 1)
     ab.start()
-    changed(ab, "a")
+    ab.changed("a")
     ab.settle()
     assert ab.snapshots == ["a", "b"]
