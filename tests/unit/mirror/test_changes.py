@@ -63,7 +63,7 @@ def wanted(state: TableState, one: Event) -> list[str]:
     with pytest.raises(CopyWantedError) as found:
         applied(book, one)
     assert book.tables["a"] == state, "a rollback follows"
-    # Where tables may differ in age, the copy is ordered at once.
+    # If tables may differ in age, the copy is ordered immediately.
     fresh = book_of(state, OTHER, fresh=True)
     assert applied(fresh, one) == []
     names = [name for _, name in found.value.names]

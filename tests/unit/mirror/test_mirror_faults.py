@@ -97,7 +97,7 @@ def test_a_transaction_that_a_gap_cuts_off_is_never_shown(
 def test_a_fresh_mirror_shows_nothing_of_a_transaction_that_a_gap_cuts_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table keeps its rows until its copy is there, and other tables continue."""
+    """The table keeps its rows until its copy is complete, and other tables continue."""
     monkeypatch.setattr(follower, "SPILL_EVENTS", 4)
     with mirrored(tmp_path, {"a": 4, "b": 4}, fresh=True) as world:
         for event in large(world, 10)[:-1]:
@@ -268,7 +268,7 @@ def test_a_snapshot_is_looked_for_now_and_then(world: MirrorWorld) -> None:
         # Nothing was lost, whenever it began.
         (1, 10, "s", 0),
         (1, 999, "t", 0),
-        # What was lost is from before an event that the snapshot contains.
+        # The lost changes are from before an event that the snapshot contains.
         (3, 99, "s", 2),
         (3, 100, "s", None),
         (3, 99, "t", None),

@@ -1,4 +1,4 @@
-"""How messages are published, by the settings and by what the server offers."""
+"""The way of publishing depends on the settings and on the server's features."""
 
 from __future__ import annotations
 
