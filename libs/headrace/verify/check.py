@@ -272,7 +272,7 @@ class Verifier:
         names = [column.name for column in state.live.columns]
         key = state.live.key
         async with source.in_snapshot(self.settings, held) as connection:
-            types = await types_of(connection, relation_of(state.schema, state.name))
+            types = await types_of(connection, quote_table(state.schema, state.name))
             # Without ONLY, PostgreSQL adds the rows of tables that inherit from this one.
             relations = [f"ONLY {storage.relation}" for storage in held.storages]
             where = " AND ".join(f"({condition})" for condition in held.conditions) or "true"
@@ -307,10 +307,6 @@ class Verifier:
             HashedHere(table.rows, [pair[0] for pair in pairs]),
             HashedHere(lambda: reading.rows(live, live.columns), [pair[1] for pair in pairs]),
         )
-
-
-def relation_of(schema: str, name: str) -> str:
-    return quote_table(schema, name)
 
 
 __all__ = ["RANGES", "NoMirrorError", "NotThereError", "Patience", "Verdict", "Verifier"]

@@ -41,7 +41,6 @@ class SqlType:
     """
 
     name: str
-    own_name: str = ""
     element: SqlType | None = None
     delimiter: str = ","
 
@@ -55,11 +54,10 @@ async def types_of(connection: psycopg.AsyncConnection[Any], relation: str) -> d
 
 
 def _type(known: Mapping[int, Sequence[Any]], oid: int) -> SqlType:
-    own_name, base, element, delimiter = known[oid]
+    name, base, element, delimiter = known[oid]
     if base:
-        resolved = _type(known, base)
-        return SqlType(resolved.name, own_name, resolved.element, resolved.delimiter)
+        return _type(known, base)
     if not element:
-        return SqlType(own_name, own_name, None, delimiter)
+        return SqlType(name, None, delimiter)
     # An array's text separates elements by their type's delimiter, not its own.
-    return SqlType(own_name, own_name, _type(known, element), known[element][3])
+    return SqlType(name, _type(known, element), known[element][3])

@@ -51,7 +51,7 @@ class Pausing:
             # Cleared before the record is read: a notification in between must not be lost.
             self._look.clear()
             wait_s = await self._read()
-            await self._scope.until_stopping(self._look_or(wait_s))
+            await self._scope.until_stopping(wait_for(self._look, wait_s))
 
     async def until_going(self) -> None:
         """Wait until it is known that the suite isn't paused, or the service stops; nothing is
@@ -63,9 +63,6 @@ class Pausing:
 
     async def _wake(self, _: Msg) -> None:
         self._look.set()
-
-    async def _look_or(self, wait_s: float) -> None:
-        await wait_for(self._look, wait_s)
 
     async def _read(self) -> float:
         """Read the record once; returns the time until it is read again without a notification."""

@@ -68,7 +68,7 @@ class SchemaBucket:
         gone = [
             token
             for token, stored in self._stored.items()
-            if token not in by_token and self._owns(stored)
+            if token not in by_token and is_of(stored, self._settings.source.slot)
         ]
         try:
             # Written before others are removed: a renamed table always has a key.
@@ -80,9 +80,6 @@ class SchemaBucket:
             # The next attempt compares with what the other process wrote.
             self._seen = None
             raise LostRaceError("another process wrote the same schema first") from error
-
-    def _owns(self, stored: StoredSchema) -> bool:
-        return is_of(stored, self._settings.source.slot)
 
     async def _current(self) -> KeyValue:
         if self._kv is None:

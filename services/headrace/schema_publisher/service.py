@@ -62,7 +62,7 @@ class SchemaPublisher:
                 # Before the comparison: news that arrive during it cause another one.
                 self._events.news.clear()
                 pause_s = await self._compare()
-                await self._scope.until_stopping(self._news_or(pause_s))
+                await self._scope.until_stopping(wait_for(self._events.news, pause_s))
         finally:
             self._reading.close()
 
@@ -105,6 +105,3 @@ class SchemaPublisher:
         if part == "schemas":
             self._bucket.forget()
         return self._backoff.pause_s()
-
-    async def _news_or(self, pause_s: float) -> None:
-        await wait_for(self._events.news, pause_s)

@@ -32,7 +32,7 @@ from tests.support.mirror_world import MirrorWorld, SourceTable, mirrored
 
 def sql_type(kind: str) -> SqlType:
     element = kind.removesuffix("[]")
-    return SqlType(kind, kind, None if element == kind else SqlType(element, element))
+    return SqlType(kind, None if element == kind else SqlType(element))
 
 
 def printed(value: Any) -> str:

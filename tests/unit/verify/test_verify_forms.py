@@ -122,25 +122,23 @@ def test_documents_that_say_different_things_are_different() -> None:
     ],
 )
 def test_sqlite_must_have_what_the_pages_say(kind: str, text: str, kept: object) -> None:
-    source, mirror = in_sqlite(SqlType(kind, kind), lists=False)
+    source, mirror = in_sqlite(SqlType(kind), lists=False)
     assert (source(text), type(source(text))) == (mirror(kept), type(mirror(kept)))
 
 
 def test_false_and_true_are_numbers_in_sqlite_and_words_in_its_lists() -> None:
-    boolean = SqlType("boolean", "boolean")
+    boolean = SqlType("boolean")
     source, mirror = in_sqlite(boolean, lists=False)
     assert (source("t"), source("f")) == (mirror(1), mirror(0))
-    source, mirror = in_sqlite(SqlType("boolean[]", "boolean[]", boolean), lists=True)
+    source, mirror = in_sqlite(SqlType("boolean[]", boolean), lists=True)
     assert source("{t,f,NULL}") == mirror("[true, false, null]") == (True, False, None)
     assert source("{t}") != mirror("[false]")
 
 
 def test_lists_hold_numbers_and_dimensions() -> None:
-    source, mirror = in_sqlite(
-        SqlType("bigint[]", "bigint[]", SqlType("bigint", "bigint")), lists=True
-    )
+    source, mirror = in_sqlite(SqlType("bigint[]", SqlType("bigint")), lists=True)
     assert source("{{1,2},{3,NULL}}") == mirror("[[1, 2], [3, null]]") == ((1, 2), (3, None))
-    texts, _ = in_sqlite(SqlType("bigint[]", "bigint[]", SqlType("bigint", "x")), lists=False)
+    texts, _ = in_sqlite(SqlType("bigint[]", SqlType("bigint")), lists=False)
     assert texts("{1}") == "{1}"
 
 
@@ -182,19 +180,19 @@ def test_array_literals_are_read_as_postgresql_writes_them() -> None:
     assert parsed("{{1,2},{3,NULL}}", ",") == [["1", "2"], ["3", None]]
     assert parsed("{(1,1),(0,0);(2,2),(1,1)}", ";") == ["(1,1),(0,0)", "(2,2),(1,1)"]
     assert parsed("{}", ",") == []
-    source, mirror = in_sqlite(SqlType("text[]", "text[]", SqlType("text", "text")), lists=True)
+    source, mirror = in_sqlite(SqlType("text[]", SqlType("text")), lists=True)
     assert source('[0:1]={a,"b c"}') == mirror('["a", "b c"]') == mirror('[0:1]={a,"b c"}')
     assert source("{1,NULL}") != source('{1,"NULL"}')
     assert source('[0:0]={"[0:0]=x"}') == ("[0:0]=x",), "only the array has bounds"
 
 
 def test_a_type_of_the_sources_own_is_text_in_the_contracts_form() -> None:
-    moment = SqlType("timestamp with time zone", "moment")
+    moment = SqlType("timestamp with time zone")
     form = in_postgres(moment, "text", lists=False)
     assert form is not None
     assert form("2025-12-12 12:00:34+00") == form("2025-12-12T12:00:34Z") == "2025-12-12T12:00:34Z"
-    assert in_postgres(SqlType("jsonb", "jsonb"), "jsonb", lists=False) is None
+    assert in_postgres(SqlType("jsonb"), "jsonb", lists=False) is None
     for kind, mirror in (("json", "json"), ("json", "text"), ("jsonb", "text")):
-        assert in_postgres(SqlType(kind, kind), mirror, lists=False) is meaning
-    assert in_postgres(SqlType("numeric", "numeric"), "numeric", lists=False) is None
-    assert in_postgres(SqlType("mood", "mood"), "text", lists=False) is None
+        assert in_postgres(SqlType(kind), mirror, lists=False) is meaning
+    assert in_postgres(SqlType("numeric"), "numeric", lists=False) is None
+    assert in_postgres(SqlType("mood"), "text", lists=False) is None

@@ -105,14 +105,10 @@ async def _jetstream(client: Client, complaints: Sequence[str], findings: Findin
     return False
 
 
-async def _ask(
-    client: Client, subject: str, data: bytes = b"", headers: dict[str, str] | None = None
-) -> Any:
+async def _ask(client: Client, subject: str, headers: dict[str, str] | None = None) -> Any:
     """JetStream's answer; `nobody` without a responder, `silence` without any answer."""
     try:
-        return json.loads(
-            (await client.request(subject, data, timeout=_TIMEOUT_S, headers=headers)).data
-        )
+        return json.loads((await client.request(subject, timeout=_TIMEOUT_S, headers=headers)).data)
     except NoRespondersError:
         return "nobody"
     except (NatsError, TimeoutError):
