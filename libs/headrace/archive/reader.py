@@ -213,8 +213,7 @@ class ArchiveReading:
             return None
         self.metrics.files += 1
         self.metrics.groups_skipped += found.count - len(found.wanted)
-        read = yield from read_protocol.content(opened, found, self.options, self.seen)
-        return read
+        return (yield from read_protocol.content(opened, found, self.options, self.seen))
 
     def batches(
         self,

@@ -131,9 +131,8 @@ def _candidates() -> Iterator[Path]:
 
 
 def _major_version(java: Path) -> int | None:
-    output = _output_of(java, "-version")
     # Java 8 calls itself 1.8; later versions 9, 11, 17.
-    found = re.search(r'version "(?:1\.)?(\d+)', output or "")
+    found = re.search(r'version "(?:1\.)?(\d+)', _output_of(java, "-version") or "")
     if found:
         return int(found[1])
     return None

@@ -46,8 +46,7 @@ class Listening:
         """Stop listening now; unsubscribe if the server is connected."""
         # Before unsubscribing, which waits: messages that arrive meanwhile would still reach the
         # listener.
-        parser = _parser(self._client)
-        parser.listeners.pop(_sid(self._subscription), None)
+        _parser(self._client).listeners.pop(_sid(self._subscription), None)
         if not self._client.is_closed and not self._client.is_draining:
             await self._subscription.unsubscribe()
 

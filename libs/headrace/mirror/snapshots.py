@@ -161,8 +161,7 @@ class Snapshots:
             raise SnapshotError(
                 f"chunk {number} of {snapshot.snapshot_id} is no longer in the stream"
             ) from error
-        payload = await whole(self._js, decode(message.data or b""))
-        return exact.rows(payload)
+        return exact.rows(await whole(self._js, decode(message.data or b"")))
 
     async def place(self, snapshot: StoredSnapshot) -> int:
         """The sequence behind which everything is that the snapshot lacks, in the stream as it is

@@ -462,8 +462,7 @@ def _named(payload: bytes) -> str | None:
     if not payload:
         return None
     try:
-        body = decode(payload, REQUEST_BYTES_MAX)
-        return str(body.get("snapshot_id", ""))
+        return str(decode(payload, REQUEST_BYTES_MAX).get("snapshot_id", ""))
     except (DecodeError, AttributeError):
         return ""
 

@@ -85,8 +85,7 @@ class SuiteStatus:
     _heard: dict[tuple[str, str], _Heard] = field(default_factory=dict)
 
     def hear(self, service: str, report: Report, now: float) -> None:
-        key = (service, report.instance)
-        self._heard[key] = _Heard(report, now)
+        self._heard[service, report.instance] = _Heard(report, now)
         if len(self._heard) > INSTANCES_MAX:
             del self._heard[min(self._heard, key=lambda k: self._heard[k].at)]
 

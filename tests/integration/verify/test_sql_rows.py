@@ -1,5 +1,5 @@
 """The verifier's own SQL: digests that Python computes too, rows of chosen ranges, one text for each
-value whatever the server's settings are, and the moment of a snapshot.
+value under any settings of the server, and the moment of a snapshot.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ async def test_values_have_one_text_whatever_the_settings_are(database: Database
         assert await copied(connection) == TEXTS
 
 
-def settings(database: Database, slot: str = "none") -> Settings:
+def settings(database: Database, slot: str = "absent") -> Settings:
     server = PostgresSettings(
         host="127.0.0.1", port=database.port, database=database.name, user=database.user
     )
@@ -166,7 +166,7 @@ async def test_rows_are_read_as_of_the_snapshot_and_never_written(database: Data
 
 
 async def test_a_missing_slot_confirms_nothing(database: Database) -> None:
-    with pytest.raises(source.NoSlotError, match="slot none does not exist"):
+    with pytest.raises(source.NoSlotError, match="slot absent does not exist"):
         await source.confirmed_lsn(settings(database))
     slot = f"{database.name}_slot"
     create = "SELECT (lsn - '0/0')::bigint FROM pg_create_logical_replication_slot($1, 'pgoutput')"

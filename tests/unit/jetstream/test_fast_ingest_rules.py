@@ -256,7 +256,7 @@ class Shared:
         await asyncio.sleep(0.01)
 
     async def writing(self, seconds: float) -> None:
-        """The other writes, while this one is asked to go on."""
+        """The other writes, while this one is asked to continue."""
         for _ in range(round(seconds / 0.1)):
             await self.says("write")
             await self.one.pipe.publish(message(self.one.pipe.published))

@@ -150,7 +150,7 @@ async def test_holes_are_found_while_the_end_is_read() -> None:
 @pytest.mark.parametrize(
     ("removed", "is_read"),
     [
-        # Whatever else is missing, the last message is there, and was not read.
+        # Even if others are missing, the last message exists, and was not read.
         ((), False),
         ((3,), False),
         ((4,), True),

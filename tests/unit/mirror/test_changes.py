@@ -1,4 +1,4 @@
-"""What events do to a mirror's tables and their states, without any server."""
+"""Events change a mirror's tables and their states, without any server."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ async def _jetstream(client: Client, complaints: Sequence[str], findings: Findin
     answer = await _ask(client, "$JS.API.INFO")
     if isinstance(answer, dict) and "error" not in answer:
         used = answer.get("streams", 0)
-        limits = answer.get("limits", {})
-        storage = limits.get("max_storage", -1)
+        storage = answer.get("limits", {}).get("max_storage", -1)
         if storage < 0:
             bound = "no storage limit"
         else:

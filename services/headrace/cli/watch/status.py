@@ -126,9 +126,7 @@ def size(count: float) -> str:
 
 def span(seconds: float) -> str:
     whole = int(seconds)
-    days = whole // 86_400
-    hours = whole // 3600 % 24
-    minutes = whole // 60 % 60
-    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole % 60, "s")]
+    days, rest = divmod(whole, 86_400)
+    parts = [(days, "d"), (rest // 3600, "h"), (rest // 60 % 60, "m"), (rest % 60, "s")]
     shown = [f"{amount}{unit}" for amount, unit in parts if amount][:2]
     return " ".join(shown) or "0s"
