@@ -143,7 +143,7 @@ class Bootstrap:
         """The source hasn't the table now, or lets nobody copy it. Should it come (back), the
         stream tells of it.
         """
-        async with self._book.lock:
+        async with self._book.held():
             # Checked while holding the lock: the follower may have ordered another bootstrap in the
             # meantime.
             if self._book.run_of(self._token) != self._number:
@@ -171,13 +171,13 @@ class Bootstrap:
         """The target can't store this table; the others continue. If there are none, the target
         itself is unusable.
         """
-        async with self._book.lock:
+        async with self._book.held():
             if self._book.run_of(self._token) != self._number:
                 return
             await self._book.park(self._token, error)
 
     async def _begin_anew(self) -> None:
-        async with self._book.lock:
+        async with self._book.held():
             if self._book.run_of(self._token) == self._number:
                 state = self._book.tables[self._token]
                 self._book.put(replace(state, phase=Phase.WANTED, run=None))
@@ -279,7 +279,7 @@ class Bootstrap:
 
     async def _write(self, steps: Sequence[Step], run: BootstrapRun) -> None:
         """One transaction of this bootstrap."""
-        async with self._book.lock:
+        async with self._book.held():
             await self._write_locked(steps, run)
 
     async def _write_locked(self, steps: Sequence[Step], run: BootstrapRun) -> None:
@@ -392,7 +392,7 @@ class Bootstrap:
         """Leave the table to the follower, if nothing is left before where that stands; it is shown
         in its time.
         """
-        async with self._book.lock:
+        async with self._book.held():
             self._check()
             # A table's events are in order: if one is beyond the follower, all earlier ones were
             # taken here.

@@ -118,7 +118,7 @@ class Follower:
                 await self._roll_back(wanted)
             except StepsRefusedError as refused:
                 await self._roll_back()
-                async with self._book.lock:
+                async with self._book.held():
                     await self._book.park(refused.token, refused.error)
 
     async def _stand(self, stopping: asyncio.Event) -> None:
@@ -341,6 +341,7 @@ class Follower:
 
     async def _write(self, events: Sequence[Event]) -> None:
         if not self._session.writing:
+            heed_cancellation()
             await self._book.lock.acquire()
             self._session.writing = True
         await self._do(self._changes.of(events), max((e.stream_seq for e in events), default=0))
@@ -473,7 +474,7 @@ class Follower:
 
     async def _drop_lanes(self) -> None:
         """Positions of a source whose log was replaced would skip new changes."""
-        async with self._book.lock:
+        async with self._book.held():
             gone = self._changes.diverged
             self._changes.diverged = set()
             lanes = self._book.lanes.items()

@@ -26,7 +26,7 @@ from headrace.errors import HeadraceError, describe, leaves
 from headrace.metrics.counters import Counters
 from headrace.mirror.bootstrap import Bootstrap, Streams
 from headrace.mirror.follower import Follower
-from headrace.mirror.mirror_state import Book
+from headrace.mirror.mirror_state import Book, heed_cancellation
 from headrace.mirror.published import Published
 from headrace.mirror.table import NEW, Phase
 from headrace.mirror.target import RowMissingError, Target, TargetError
@@ -201,6 +201,7 @@ class Mirror:
     async def _discover(self) -> None:
         """Add tables that were not published yet when this run started."""
         while True:
+            heed_cancellation()
             await asyncio.sleep(DISCOVER_S)
             # The follower reports a server that is unavailable, and the search is repeated anyway.
             with contextlib.suppress(NatsError, TimeoutError):
@@ -208,7 +209,7 @@ class Mirror:
                     await self._take_up(found)
 
     async def _take_up(self, found: Sequence[TableName]) -> None:
-        async with self.book.lock:
+        async with self.book.held():
             for schema, name in found:
                 if table_token(schema, name) not in self.book.tables:
                     self.book.want(schema, name, "published")

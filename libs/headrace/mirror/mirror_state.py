@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
 from headrace import log as logs
@@ -156,6 +156,17 @@ class Book:
         self._changed: dict[str, str | None] = {}
         # The rows of the table that names older tables; None if there is none.
         self._stale: list[list[str]] | None = None
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Hold the lock, unless this task is cancelled.
+
+        A follower that fails keeps the lock until the target is opened again: what it wrote is not
+        committed, and nobody may commit it. A cancelled task would wait for the lock forever.
+        """
+        heed_cancellation()
+        async with self.lock:
+            yield
 
     async def open(self) -> None:
         """Read what the target holds; anything not committed is forgotten."""

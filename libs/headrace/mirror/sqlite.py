@@ -94,7 +94,6 @@ class SqliteTarget:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     async def load(self) -> dict[str, str]:
-        await self.close()
         return await self._in_thread(self._load)
 
     async def write(self, steps: Sequence[target.Step]) -> None:
@@ -104,9 +103,7 @@ class SqliteTarget:
         await self._in_thread(self._commit, marks)
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._in_thread(self._connection.close)
-            self._connection = None
+        await self._in_thread(self._close)
 
     @contextlib.asynccontextmanager
     async def reading(
@@ -119,8 +116,17 @@ class SqliteTarget:
         finally:
             await asyncio.to_thread(reading.close)
 
+    def _close(self) -> None:
+        connection = self._connection
+        self._connection = None
+        if connection is not None:
+            connection.close()
+
     def _load(self) -> dict[str, str]:
         with _explained(self._path):
+            # In the thread: an earlier call that was cancelled may have opened it only now, and
+            # have failed with the write lock held.
+            self._close()
             connection = _connect(self._path)
             # Readers and the writer don't block each other only in this mode.
             connection.execute("PRAGMA journal_mode = WAL")

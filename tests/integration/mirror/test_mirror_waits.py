@@ -32,6 +32,8 @@ from headrace.mirror.verify_hold import VerifyHold
 from headrace.settings import StreamSettings
 
 PATIENCE_S = 60.0
+# What never ends is given this long.
+FAILING_S = 10.0
 USERS = Table("public", "users", (Column("id", "integer"),), ("id",), ("id",), staging=True)
 
 
@@ -278,3 +280,53 @@ async def test_a_cancellation_that_was_swallowed_is_heeded_at_the_next_step() ->
     task.cancel()
     await asyncio.wait({task}, timeout=PATIENCE_S)
     assert task.cancelled()
+
+
+class Swallowing:
+    """Answers once, in the moment in which its caller is cancelled."""
+
+    def __init__(self, answer: Any) -> None:
+        self.asked = asyncio.Event()
+        self._answer = answer
+
+    async def __call__(self, *_: object) -> Any:
+        if not self.asked.is_set():
+            self.asked.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return self._answer
+        return await asyncio.Event().wait()
+
+    async def ends(self, task: asyncio.Task[None]) -> None:
+        await self.asked.wait()
+        task.cancel()
+        await asyncio.wait({task}, timeout=FAILING_S)
+        assert task.cancelled()
+
+
+async def test_a_bootstrap_that_swallows_its_cancellation_does_not_wait_for_a_failed_followers_lock(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: the follower's write fails while a chunk arrives."""
+    chunk = Swallowing([{"id": 1}])
+    monkeypatch.setattr("headrace.mirror.snapshots.Snapshots.chunk", chunk)
+    book = await loading(2)
+    state = book.tables["users"]
+    assert state.run is not None
+    book.put(replace(state, run=replace(state.run, batch_count=1, row_count=1)))
+    # The follower's, which gives it back to nobody: what it wrote must not be committed.
+    await book.lock.acquire()
+    await chunk.ends(bootstrapping(book, client))
+
+
+@pytest.mark.parametrize("found", [[], [("public", "users")]])
+async def test_a_search_for_tables_that_swallows_its_cancellation_ends(
+    found: list[tuple[str, str]], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "DISCOVER_S", 0.01)
+    every = Mirror(client, MemoryTarget())
+    await every.book.open()
+    await every.book.lock.acquire()
+    search = Swallowing(found)
+    monkeypatch.setattr(every, "_found", search)
+    await search.ends(asyncio.create_task(every._discover()))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.contract.exact import ExactText
+from headrace.mirror import sqlite as sqlite_target
 from headrace.mirror.sqlite import NameTakenError, SqliteTarget
 from headrace.mirror.table import Column, Phase, Table, TableState
 from headrace.mirror.target import (
@@ -414,6 +415,46 @@ def test_what_a_cancelled_caller_began_is_finished_before_anything_else(tmp_path
 
 
 # Addresses.
+
+
+def test_a_cancelled_opening_that_fails_keeps_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk, whose first write fails after it took the write lock."""
+    monkeypatch.setattr(sqlite_target, "BUSY_TIMEOUT_S", 0.1)
+    connect = sqlite_target._connect
+    marks = sqlite_target._marks
+    begun = threading.Event()
+    may_go_on = threading.Event()
+
+    def late(path: str) -> sqlite3.Connection:
+        monkeypatch.setattr(sqlite_target, "_connect", connect)
+        begun.set()
+        may_go_on.wait()
+        return connect(path)
+
+    def full(_connection: sqlite3.Connection) -> dict[str, str]:
+        monkeypatch.setattr(sqlite_target, "_marks", marks)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async def work() -> dict[str, str]:
+        target = SqliteTarget(str(tmp_path / "m.db"))
+        monkeypatch.setattr(sqlite_target, "_connect", late)
+        monkeypatch.setattr(sqlite_target, "_marks", full)
+        opening = asyncio.create_task(target.load())
+        await asyncio.to_thread(begun.wait)
+        opening.cancel()
+        await asyncio.wait({opening})
+        again = asyncio.create_task(target.load())
+        # It has begun before the first attempt ends.
+        await asyncio.sleep(0)
+        may_go_on.set()
+        try:
+            return await again
+        finally:
+            await target.close()
+
+    assert asyncio.run(work()) == {}
 
 
 def test_a_relative_path_has_three_slashes_and_an_absolute_one_four(
