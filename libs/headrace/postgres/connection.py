@@ -77,7 +77,7 @@ def explained(sqlstate: str | None, message: str, settings: PostgresSettings) ->
         if sqlstate is None and "certificate" in text.lower():
             remedy = _CERTIFICATE_REMEDY
         else:
-            remedy = None
+            remedy = _REMEDIES.get(sqlstate or "")
         return PostgresUnreachableError(
             f"PostgreSQL at {where(settings)} is not available now: {text}", remedy=remedy
         )

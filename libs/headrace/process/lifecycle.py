@@ -140,19 +140,22 @@ def _report(service: str, errors: list[BaseException], tell: Callable[[str], Non
 
 
 async def _supervised(service: str, process: ProcessSettings, main: Main) -> int:
-    health = Health(service)
-    async with asyncio.TaskGroup() as tasks:
-        scope = Scope(service, process, tasks, health)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _ask_to_stop, scope, number)
-        deadline = asyncio.create_task(_deadline(scope), name="shutdown-deadline")
-        try:
-            await main(scope)
-        finally:
-            # The group waits for all tasks, and those that wait for a stop end only now.
-            scope.stopping.set()
-            deadline.cancel()
+    tasks = asyncio.TaskGroup()
+    scope = Scope(service, process, tasks, Health(service))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _ask_to_stop, scope, number)
+    # Outside the group, which waits for its tasks: one of them may be what hangs.
+    deadline = asyncio.create_task(_deadline(scope), name="shutdown-deadline")
+    try:
+        async with tasks:
+            try:
+                await main(scope)
+            finally:
+                # The group waits for all tasks, and those that wait for a stop end only now.
+                scope.stopping.set()
+    finally:
+        deadline.cancel()
     log.info("service_stopped")
     return 0
 

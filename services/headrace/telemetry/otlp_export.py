@@ -1,8 +1,8 @@
 """Sends the suite's metrics and spans to an OpenTelemetry collector.
 
 Promises: without an endpoint nothing is sent, and nothing of it imported; an unavailable collector
-causes a warning at each attempt and nothing else: metrics are cumulative, so the next export makes
-up for it, and spans that wait are bounded.
+causes one warning per outage and nothing else: metrics are cumulative, so the next export makes up
+for it, and spans that wait are bounded.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ log = logs.logger("telemetry")
 
 # Each consumer that is behind costs a further request, for its oldest message.
 CONSUMERS_MAX = 100
-_PAGE = 256
 _TIMEOUT_S = 3.0
 
 

@@ -138,9 +138,9 @@ class WalReaderService:
         backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
         try:
             while not self._scope.stopping.is_set():
-                await self._confirmers_joined()
                 began = time.monotonic()
                 try:
+                    await self._confirmers_joined()
                     await self._epoch()
                 except (HeadraceError, NatsError, psycopg.Error) as error:
                     if isinstance(error, HeadraceError) and not error.retry:

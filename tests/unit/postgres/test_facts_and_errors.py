@@ -317,6 +317,9 @@ def test_an_unavailable_server_is_retried_and_a_refusal_is_not() -> None:
     assert refused.remedy is not None
     assert "POSTGRES_BRIDGE_PASSWORD" in refused.remedy
     assert explained("99999", "x", SETTINGS).remedy != refused.remedy
+    full = explained("53300", "FATAL: sorry, too many clients already", SETTINGS)
+    assert full.retry
+    assert "max_connections" in str(full.remedy)
 
 
 def test_only_a_failed_handshake_about_a_certificate_has_its_remedy() -> None:

@@ -291,6 +291,19 @@ async def test_a_failure_of_nats_is_reported_as_one_of_the_bus() -> None:
 
 
 @on_virtual_time
+async def test_a_hello_that_nats_does_not_take_is_sent_again() -> None:
+    source, bus, publisher = await begun()
+    bus.refusal = NatsError("slow")
+    async with reading(source, bus) as one:
+        await asyncio.sleep(1)
+        assert one.reasons["bus"] == "slow"
+        bus.refusal = None
+        await asyncio.sleep(5)
+        assert one.reasons == {}
+        assert len(publisher.openings) == 1
+
+
+@on_virtual_time
 async def test_a_dead_connection_is_noticed_by_its_silence_and_an_idle_one_is_kept() -> None:
     source, bus, _ = await begun()
     async with reading(source, bus) as one:
