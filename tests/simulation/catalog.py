@@ -17,6 +17,7 @@ from headrace.postgres.facts import (
     ColumnFacts,
     PublishedTable,
     RelationNow,
+    ServerIdentity,
     TableFacts,
 )
 
@@ -149,6 +150,7 @@ async def read_publication(session: Session, publication: str) -> PublicationRea
         CatalogSnapshot(cluster.next_xid, cluster.next_xid),
         {},
         _PUBLISHES,
+        ServerIdentity("7000", cluster.timeline),
     )
 
 

@@ -18,11 +18,13 @@ from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo, TypeKind
 from headrace.postgres import catalog_queries as queries
 from headrace.postgres.facts import (
+    UNKNOWN_SERVER,
     CatalogSnapshot,
     ColumnFacts,
     PublishedTable,
     RelationFiles,
     RelationNow,
+    ServerIdentity,
     TableFacts,
     follows,
 )
@@ -233,6 +235,8 @@ class PublicationReading:
     types: dict[int, TypeInfo]
     # The content of the publication, and the version of its definition.
     publication: str
+    # Whose catalog was read.
+    server: ServerIdentity = UNKNOWN_SERVER
 
 
 async def read_publication(connection: asyncpg.Connection, publication: str) -> PublicationReading:
@@ -278,7 +282,18 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
         snapshot,
         known,
         publishes or "",
+        await _server(connection),
     )
+
+
+async def _server(connection: asyncpg.Connection) -> ServerIdentity:
+    try:
+        row = await connection.fetchrow(queries.SERVER)
+    except asyncpg.InsufficientPrivilegeError:
+        # By default, everybody may call these functions.
+        return UNKNOWN_SERVER
+    # PostgreSQL's own number has no sign.
+    return ServerIdentity(str(row["system_id"] % (1 << 64)), row["timeline"] or 0)
 
 
 def _table_reading(

@@ -161,6 +161,13 @@ PLACE = """
     ELSE pg_current_wal_insert_lsn() END - '0/0'::pg_lsn)
 """
 
+# As IDENTIFY_SYSTEM shows it. A standby doesn't tell its timeline in SQL.
+SERVER = """
+SELECT (SELECT system_identifier FROM pg_control_system()) AS system_id,
+    CASE WHEN NOT pg_is_in_recovery() THEN
+        ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int8 END AS timeline
+"""
+
 PUBLISHED = """
 SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name,
     c.relreplident::text AS replica_identity,

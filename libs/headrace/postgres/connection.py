@@ -74,10 +74,9 @@ def explained(sqlstate: str | None, message: str, settings: PostgresSettings) ->
     text = " ".join(message.split()).removeprefix("FATAL:").strip().removesuffix(".")
     # Without a SQLSTATE the cause is usually the network, TLS or a time-out.
     if sqlstate is None or sqlstate in _PASSING:
+        remedy = _REMEDIES.get(sqlstate or "")
         if sqlstate is None and "certificate" in text.lower():
             remedy = _CERTIFICATE_REMEDY
-        else:
-            remedy = _REMEDIES.get(sqlstate or "")
         return PostgresUnreachableError(
             f"PostgreSQL at {where(settings)} is not available now: {text}", remedy=remedy
         )

@@ -28,6 +28,25 @@ def follows(defined_by: int, xid: int, next_xid: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """The server and the history of its log; an empty `system_id` and a `timeline` of 0 are not
+    known.
+    """
+
+    system_id: str = ""
+    timeline: int = 0
+
+    def contradicts(self, other: ServerIdentity) -> bool:
+        """Whether the two are known to be of different servers or histories."""
+        servers = {self.system_id, other.system_id} - {""}
+        histories = {self.timeline, other.timeline} - {0}
+        return len(servers) > 1 or len(histories) > 1
+
+
+UNKNOWN_SERVER = ServerIdentity()
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnFacts:
     """Facts about a column that only the catalog has.
 

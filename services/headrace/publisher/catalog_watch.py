@@ -21,6 +21,7 @@ from headrace.contract.values import converter
 from headrace.postgres import connection
 from headrace.postgres.catalog import PublicationReading, TableReading, read_publication
 from headrace.postgres.connection import PostgresError
+from headrace.postgres.facts import UNKNOWN_SERVER, ServerIdentity
 from headrace.process.lifecycle import Scope
 from headrace.publisher.schema_book import CatalogReading, CatalogTable
 from headrace.settings import Settings
@@ -38,14 +39,20 @@ class CatalogWatch:
         self._selection = Selection(form.include, form.exclude, form.exclude_columns)
         self._reading: CatalogReading | None = None
 
-    def due(self, passed_lsn: int, reached_lsn: int) -> CatalogReading | None:
+    def due(
+        self, passed_lsn: int, reached_lsn: int, server: ServerIdentity = UNKNOWN_SERVER
+    ) -> CatalogReading | None:
         """A reading that the stream has passed, at the stream's current position; each is returned
         once.
 
         Nothing is due while a replay is behind what the stream has reached: an event at that
         position would be skipped as already stored, or be inside a transaction that is stored in
-        part.
+        part. A reading of another server than the stream's is dropped: its LSNs mean something
+        else, and the stream's next epoch shows whether this server follows.
         """
+        if self._reading is not None and self._reading.server.contradicts(server):
+            log.info("catalog_of_another_server", server=self._reading.server.system_id)
+            self._reading = None
         reading = self._reading
         if reading is None or reading.lsn > passed_lsn or reached_lsn >= passed_lsn:
             return None
@@ -82,6 +89,7 @@ class CatalogWatch:
             reading.existing,
             reading.snapshot,
             read_lsn=reading.lsn,
+            server=reading.server,
         )
 
     def _table(self, reading: TableReading, publication: PublicationReading) -> CatalogTable:

@@ -19,7 +19,7 @@ from headrace.contract.subjects_and_ids import table_token
 from headrace.errors import DecodeError
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.ddl_trigger import Ddl, DdlTable
-from headrace.postgres.facts import CatalogSnapshot, RelationNow
+from headrace.postgres.facts import UNKNOWN_SERVER, CatalogSnapshot, RelationNow, ServerIdentity
 from headrace.postgres.type_definitions import redefined
 from headrace.publisher import storage as files
 
@@ -96,6 +96,8 @@ class CatalogReading:
     snapshot: CatalogSnapshot
     # The LSN where it was read, independent of the stream's position.
     read_lsn: int = 0
+    # Whose catalog was read.
+    server: ServerIdentity = UNKNOWN_SERVER
 
 
 @dataclass(frozen=True, slots=True)

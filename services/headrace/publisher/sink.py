@@ -18,6 +18,7 @@ from headrace.errors import DecodeError
 from headrace.lsn import Gap, format_lsn
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import LogicalMessage, Relation
+from headrace.postgres.facts import UNKNOWN_SERVER, ServerIdentity
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
 from headrace.publisher.assembler import Mark, PublishedEvent
@@ -77,9 +78,12 @@ class StreamSink:
         self._written_at = 0.0
         # Everything before this LSN has passed through here.
         self._passed_lsn = 0
+        # Of the current epoch.
+        self._server = UNKNOWN_SERVER
 
     async def on_epoch(self, opening: Opening) -> None:
         await self._finish_writing()
+        self._server = ServerIdentity(opening.system_id, opening.timeline)
         # Published events stay where they are; those that the new epoch replays are skipped by
         # position.
         self._delivery.begin_epoch()
@@ -263,7 +267,7 @@ class StreamSink:
         """Schema events for changes that no row showed."""
         if self._assembler.cursor.transaction is not None:
             return
-        reading = self._watch.due(self._passed_lsn, self._delivery.reached_lsn)
+        reading = self._watch.due(self._passed_lsn, self._delivery.reached_lsn, self._server)
         if reading is None:
             return
         reported = list(self._assembler.read_catalog(reading))

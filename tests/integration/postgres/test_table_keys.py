@@ -12,6 +12,8 @@ import pytest
 from headrace.audit.table_book import Noted
 from headrace.audit_writer import source as audit_source
 from headrace.postgres.catalog import read_publication, table_facts
+from headrace.postgres.facts import ServerIdentity
+from headrace.postgres.replication import ReplicationConnection
 from headrace.schema_publisher.reading import SchemaReading
 from headrace.settings import Settings, load
 from headrace.spark.request import SnapshotRequest
@@ -127,6 +129,18 @@ async def test_all_who_ask_for_a_key_get_the_same(database: Database) -> None:
         oid = published[case.name].table.relation_id
         facts, _ = await table_facts(session, oid, (), "headrace", 0)
         assert facts.primary_key == case.primary, case
+
+
+@both_versions
+async def test_a_reading_names_its_server_as_the_replication_protocol_does(
+    database: Database,
+) -> None:
+    settings = await make(database)
+    reading = await read_publication(await database.connect(), "headrace")
+    walsender = await ReplicationConnection.open(settings.postgres, "test")
+    identity = await walsender.identify()
+    walsender.close()
+    assert reading.server == ServerIdentity(identity.system_id, identity.timeline)
 
 
 @both_versions

@@ -14,6 +14,7 @@ from headrace.errors import DecodeError
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
 from headrace.lsn import ORIGIN, Position
+from headrace.postgres.facts import CatalogSnapshot, ServerIdentity
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.resume_point import Progress, ResumePoint, find_resume_point, reader_of
 from headrace.publisher.schema_book import CatalogReading
@@ -199,6 +200,25 @@ def test_a_catalog_reading_is_used_once_the_stream_has_passed_it() -> None:
     due = watch.due(0x300, 0x1FF)
     assert due is not None
     assert (due.lsn, due.read_lsn) == (0x300, 0x200)
+
+
+@pytest.mark.parametrize(
+    ("read", "used"),
+    [
+        (ServerIdentity("7", 2), True),
+        (ServerIdentity("7"), True),
+        (ServerIdentity(), True),
+        (ServerIdentity("8", 2), False),
+        (ServerIdentity("7", 1), False),
+        (ServerIdentity("7", 3), False),
+    ],
+)
+def test_a_catalog_reading_of_another_server_is_dropped(read: ServerIdentity, used: bool) -> None:
+    """Its changes would be reported before the divergence."""
+    watch = CatalogWatch(SETTINGS)
+    watch._reading = CatalogReading(0x200, (), frozenset(), CatalogSnapshot(9, 9), server=read)
+    assert (watch.due(0x200, 0, ServerIdentity("7", 2)) is not None) == used
+    assert watch._reading is None, "the next reading is awaited"
 
 
 def files(*of: tuple[int, int, int, int], columns: str = "c1", partitions: str = "") -> str:
