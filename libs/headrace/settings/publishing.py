@@ -59,7 +59,9 @@ class FormatSettings:
         (),
         "Columns to leave out of events and snapshots, as `table.column` or "
         "`schema.table.column`. PostgreSQL still sends them to wal-reader; a column list in the "
-        "publication prevents that too.",
+        "publication prevents that too. They are found by name: a column that is renamed is "
+        "delivered from then on, so set its new name before the migration. `headrace doctor` "
+        "warns of names that match no column.",
     )
     zstd: bool = setting(
         "HEADRACE_ZSTD",

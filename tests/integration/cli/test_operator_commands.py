@@ -196,6 +196,70 @@ async def test_the_doctor_names_tables_that_cannot_be_read_or_have_no_identity(
     assert (found["identity"]["state"], "keyless" in found["identity"]["found"]) == ("warn", True)
 
 
+async def test_the_doctor_names_a_stream_that_loses_messages_and_one_that_keeps_too_many(
+    settings: dict[str, str], own_nats: OwnNats, database: Database
+) -> None:
+    """A stream of its name that somebody made: JetStream removes what one consumer has read."""
+    await database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    server = await own_nats()
+    settings = {**settings, "NATS_URL": server.url}
+    client = await nats.connect(server.url)
+    js = client.jetstream()
+    await js.add_stream(name="CDC", subjects=["cdc.>"], retention="workqueue")
+    await js.add_stream(name="INIT", subjects=["init.>"], retention="interest")
+    await js.add_stream(name="SNAPSHOT_REQUESTS", subjects=["snapshot.request.>"])
+    await client.close()
+    await command(settings, "init")
+    code, found = await checks(settings)
+    assert code == 1
+    cdc = found["stream CDC"]
+    assert (cdc["state"], "retention workqueue" in cdc["found"]) == ("fail", True)
+    assert "nats stream rm CDC" in cdc["remedy"]
+    init = found["stream INIT"]
+    assert "retention interest" in init["found"]
+    assert init["remedy"] == "Change it: nats stream edit INIT --retention limits."
+    requests = found["stream SNAPSHOT_REQUESTS"]
+    assert "retention limits: JetStream keeps requests" in requests["found"]
+
+
+async def test_the_doctor_warns_of_a_paused_suite(
+    database: Database, settings: dict[str, str]
+) -> None:
+    await database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    await command(settings, "init")
+    _, found = await checks(settings)
+    assert found["pause"]["state"] == "ok"
+    await command(settings, "pause", "--reason", "a migration")
+    code, found = await checks(settings)
+    assert (code, found["pause"]["state"], found["pause"]["remedy"]) == (
+        0,
+        "warn",
+        "headrace resume",
+    )
+    assert "a migration" in found["pause"]["found"]
+    code, found = await checks({**settings, "HEADRACE_SHUTDOWN_TOKEN": "t" * 32})
+    assert (code, found["pause"]["state"]) == (1, "fail")
+    await command(settings, "resume")
+    _, found = await checks(settings)
+    assert found["pause"]["state"] == "ok"
+
+
+async def test_the_doctor_warns_of_excluded_columns_that_match_none(
+    database: Database, settings: dict[str, str]
+) -> None:
+    await database.execute("CREATE TABLE users (id int PRIMARY KEY, email text, name text)")
+    settings = {**settings, "HEADRACE_EXCLUDE_COLUMNS": "users.email,public.users.name"}
+    await command(settings, "init")
+    _, found = await checks(settings)
+    assert found["excluded columns"]["state"] == "ok"
+    await database.execute("ALTER TABLE users RENAME email TO mail")
+    code, found = await checks(settings)
+    check = found["excluded columns"]
+    assert (code, check["state"]) == (0, "warn")
+    assert check["found"] == "no published table has users.email"
+    assert "HEADRACE_EXCLUDE_COLUMNS" in check["remedy"]
+
+
 async def test_teardown_asks_then_removes_slot_and_publication_and_leaves_what_others_made(
     database: Database, settings: dict[str, str], names: Names
 ) -> None:

@@ -229,6 +229,40 @@ def test_the_command_prints_files_and_rows(made: Maker) -> None:
     assert refused.exit_code == 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("archive", "cat", "orders", "public.itmes"),
+        (
+            "replay",
+            "--table",
+            "orders",
+            "--table",
+            "public.itmes",
+            "--into",
+            "sqlite:///{folder}/a.db",
+        ),
+    ],
+)
+def test_a_table_that_the_archive_does_not_contain_is_refused_with_those_that_it_does(
+    command: tuple[str, ...], made: Maker, tmp_path: Path
+) -> None:
+    # As a user's first look at an archive: no service of the suite runs.
+    arguments = [word.format(folder=tmp_path) for word in command]
+    refused = CliRunner().invoke(app, [*arguments, "--url", made.url])
+    assert refused.exit_code == 1
+    assert "the archive contains no change of public.itmes" in refused.stderr
+    assert "It contains public.items, public.orders." in refused.stderr
+
+
+def test_a_table_without_rows_in_the_chosen_range_is_not_refused(made: Maker) -> None:
+    # The last transaction is of the other table.
+    quiet = CliRunner().invoke(
+        app, ["archive", "cat", "orders", "--from", "0/3E8", "--url", made.url]
+    )
+    assert (quiet.exit_code, quiet.stdout) == (0, "")
+
+
 def test_pandas_reads_a_folder_of_files_as_it_is(made: Maker, tmp_path: Path) -> None:
     frame = pd.concat(
         pd.read_parquet(path) for path in sorted((tmp_path / "archive").glob("*.parquet"))

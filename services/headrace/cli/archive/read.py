@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -14,7 +16,13 @@ from urllib.request import url2pathname
 import orjson
 from rich.table import Table
 
-from headrace.archive import ListedFile, RowEntry, WalReader, WalReaderOptions
+from headrace.archive import (
+    ListedFile,
+    RowEntry,
+    WalFileCollectedError,
+    WalReader,
+    WalReaderOptions,
+)
 from headrace.archive import check as checking
 from headrace.archive import collect as collecting
 from headrace.archive.metadata import SegmentInfo
@@ -24,6 +32,11 @@ from headrace.cli.terminal import Console
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn, parse_lsn
 from headrace.terminal.text import one_line
+
+
+class UnknownTableError(HeadraceError):
+    """The archive contains no change of a table."""
+
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -51,6 +64,9 @@ def chosen_url(url: str | None, configured: str | None) -> str:
     return found
 
 
+TableName = tuple[str | None, str | None]
+# Of those that the archive contains, in an error.
+SHOWN_TABLES = 20
 # Older than any archive, and still a date of the calendar.
 DURATION_S_MAX = 1000 * 365 * 86400.0
 
@@ -185,11 +201,41 @@ def cat(url: str, begin: str | None, tables: list[str], *, limit: int | None, fo
     # Each place has its own type.
     rows = reader.follow(**place(begin), wait=follow)  # type: ignore[arg-type]
     out = sys.stdout.buffer
+    seen: set[TableName] = set()
     for entry in _limited(rows, limit):
+        seen.add((entry.schema, entry.table))
         out.write(line(entry))
         if follow:
             out.flush()
     out.flush()
+    if limit is None:
+        check_tables(reader, seen)
+
+
+def check_tables(reader: WalReader, seen: AbstractSet[TableName]) -> None:
+    """Raise for a selected table without any row in the archive, which is probably misspelled.
+
+    `seen` are tables with rows. The others may have some outside the range that was read.
+    """
+    missing = set(reader.reading.options.wanted) - seen
+    known: set[TableName] = set()
+    for file_id, _ in reader.list():
+        if not missing - known:
+            return
+        with contextlib.suppress(WalFileCollectedError):
+            file = reader.get(file_id)
+            known |= {(one.schema, one.table) for one in file.info.tables} if file else set()
+    if lost := missing - known:
+        raise UnknownTableError(
+            f"the archive contains no change of {_listed(lost)}",
+            remedy=f"It contains {_listed(known) or 'no table'}.",
+        )
+
+
+def _listed(tables: Iterable[TableName]) -> str:
+    names = sorted(f"{schema}.{table}" for schema, table in tables)
+    more = f" and {len(names) - SHOWN_TABLES} more" if len(names) > SHOWN_TABLES else ""
+    return ", ".join(names[:SHOWN_TABLES]) + more
 
 
 def _limited(rows: Iterator[RowEntry], limit: int | None) -> Iterator[RowEntry]:

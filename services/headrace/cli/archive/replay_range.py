@@ -22,7 +22,7 @@ from headrace.archive.layout import FIRST_ID
 from headrace.archive.payloads import Payloads, Replayed
 from headrace.archive.reader import ReadingStart, WalFile
 from headrace.archive.segment import RowSelection
-from headrace.cli.archive.read import place
+from headrace.cli.archive.read import TableName, check_tables, place
 from headrace.lsn import ORIGIN, Position
 
 _ID_MAX = 1 << 62
@@ -58,6 +58,8 @@ class ReplayRun:
         self._file_id = 0
         self._read = ORIGIN
         self._at_end_asked = False
+        # The tables whose rows were read.
+        self._tables: set[TableName] = set()
         # The number of changes in the target, and the last one's position.
         self.count = 0
         self._stored = ORIGIN
@@ -86,6 +88,7 @@ class ReplayRun:
                 f"ended at file {self._file_id}",
                 remedy="Run `headrace archive verify`, and run the replay again.",
             )
+        check_tables(self._reader, self._tables)
         self._stored = max(self._stored, self._read)
 
     def summary(self) -> str:
@@ -125,6 +128,7 @@ class ReplayRun:
                     self._at_end_asked = True
                     return
                 self._read = entry.position
+                self._tables.add((entry.schema, entry.table))
                 yield file.info, entry
             self._file_id = file.id
             # The file's own end, although its last rows may not be selected.

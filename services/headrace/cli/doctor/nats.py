@@ -16,6 +16,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
+from nats.js.api import RetentionPolicy, StreamConfig
 
 from headrace.bus import subjects
 from headrace.cli.doctor.checks import Findings
@@ -23,13 +24,20 @@ from headrace.cli.session import kind_and_name, nats
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import shown, version_of
 from headrace.jetstream.provisioning import declared
+from headrace.jetstream.state import bucket
 from headrace.settings import Settings
+from headrace.suite import pause
 
 GROUP = "NATS"
 _TIMEOUT_S = 2.0
 _ATOMIC_SINCE = (2, 12)
 _FAST_SINCE = (2, 14)
 _NOT_FOUND = 404
+# What goes wrong with any other retention than this.
+_LOSES = {
+    RetentionPolicy.LIMITS: "JetStream removes messages that a consumer may not have read",
+    RetentionPolicy.WORK_QUEUE: "JetStream keeps requests that were answered",
+}
 _REFUSED_ON_PURPOSE = {"Nats-Expected-Stream": "headrace-doctor-expects-no-such-stream"}
 
 
@@ -43,6 +51,7 @@ async def examine(settings: Settings) -> Findings:
             _version(client, findings)
             if await _jetstream(client, complaints, findings):
                 await _streams(client, settings, findings)
+                await _pause(client, settings, findings)
                 await _publishing(client, complaints, findings)
             await _bus(client, settings, complaints, findings)
     except HeadraceError as error:
@@ -133,7 +142,6 @@ async def _streams(client: Client, settings: Settings, findings: Findings) -> No
         before = time.time()
         answer = await _ask(client, f"$JS.API.STREAM.INFO.{config.name}")
         name = str(config.name)
-        subjects = set(config.subjects or [])
         check = " ".join(kind_and_name(name))
         if not isinstance(answer, dict):
             findings.fail(check, "no answer", f"Allow the NATS user $JS.API.STREAM.INFO.{name}.")
@@ -142,16 +150,16 @@ async def _streams(client: Client, settings: Settings, findings: Findings) -> No
         elif "error" in answer:
             findings.fail(check, str(answer["error"].get("description")), "Run `headrace init`.")
         else:
-            _stream(check, name, subjects, answer, findings)
+            _stream(check, config, answer, findings)
             if name == settings.streams.cdc and "ts" in answer:
                 there = datetime.fromisoformat(answer["ts"]).timestamp()
                 # The server read its clock between the request and the answer.
                 findings.skew(there - (before + time.time()) / 2)
 
 
-def _stream(
-    check: str, name: str, wanted: set[str], info: dict[str, Any], findings: Findings
-) -> None:
+def _stream(check: str, config: StreamConfig, info: dict[str, Any], findings: Findings) -> None:
+    name = config.name
+    wanted = set(config.subjects or [])
     state = info["state"]
     subjects = set(info["config"].get("subjects") or [])
     found = (
@@ -161,6 +169,38 @@ def _stream(
     missing = ", ".join(sorted(wanted - subjects))
     remedy = f"Add {missing}: nats stream edit {name}."
     findings.judge(check, found, remedy, good=not missing)
+    retention = info["config"].get("retention")
+    keeps = config.retention or RetentionPolicy.LIMITS
+    if retention != keeps:
+        findings.fail(
+            check,
+            f"retention {retention}: {_LOSES[keeps]}",
+            _retention_remedy(name, keeps, retention),
+        )
+
+
+def _retention_remedy(name: str | None, keeps: RetentionPolicy, retention: str) -> str:
+    # nats-server refuses to change a stream to or from a work queue.
+    if RetentionPolicy.WORK_QUEUE in {keeps, retention}:
+        return f"Delete it (nats stream rm {name}) and run `headrace init`: it begins empty."
+    return f"Change it: nats stream edit {name} --retention {keeps.value}."
+
+
+async def _pause(client: Client, settings: Settings, findings: Findings) -> None:
+    """A paused suite looks healthy, and the slot retains WAL."""
+    try:
+        state = await bucket(client.jetstream(timeout=_TIMEOUT_S), settings.streams.state)
+        found = await pause.read(state, settings)
+    except pause.PauseRefusedError as error:
+        findings.fail("pause", str(error.args[0]), error.remedy)
+    except (HeadraceError, NatsError, TimeoutError):
+        # The check of the bucket has said why.
+        return
+    else:
+        if found.paused:
+            findings.warn("pause", f"{found.told}; the slot retains all WAL", "headrace resume")
+        else:
+            findings.ok("pause", "not paused")
 
 
 async def _publishing(client: Client, complaints: Sequence[str], findings: Findings) -> None:

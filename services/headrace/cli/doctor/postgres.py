@@ -11,6 +11,7 @@ import asyncpg
 from headrace.cli.doctor import generated_columns
 from headrace.cli.doctor.checks import Findings
 from headrace.cli.session import postgres, suite_of
+from headrace.contract.table_patterns import column_named
 from headrace.errors import HeadraceError
 from headrace.postgres import slot_reader
 from headrace.postgres.connection import where
@@ -38,6 +39,13 @@ SELECT format('%I.%I', n.nspname, c.relname) AS name, c.relreplident::text AS id
 FROM pg_publication_tables p JOIN pg_namespace n ON n.nspname = p.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 WHERE p.pubname = $1 ORDER BY 1
+"""
+_COLUMNS = """
+SELECT p.schemaname AS schema, p.tablename AS name, array_agg(a.attname::text) AS columns
+FROM pg_publication_tables p JOIN pg_namespace n ON n.nspname = p.schemaname
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE p.pubname = $1 GROUP BY 1, 2
 """
 _PUBLICATION = """
 SELECT puballtables AS everything, array_remove(ARRAY[CASE WHEN NOT pubinsert THEN 'insert' END,
@@ -138,6 +146,7 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
     else:
         findings.ok("publication", found)
     _tables(tables, findings)
+    await _excluded_columns(session, settings, findings)
     refused = await generated_columns.refused(session, name)
     if refused.names:
         found = _named(refused.names, "PostgreSQL refuses UPDATE and DELETE of", "")
@@ -166,6 +175,32 @@ def _tables(tables: list[asyncpg.Record], findings: Findings) -> None:
         findings.warn("identity", _named(lacking, "none for", ""), remedy)
     else:
         findings.ok("identity", "every table has a replica identity")
+
+
+async def _excluded_columns(
+    session: asyncpg.Connection, settings: Settings, findings: Findings
+) -> None:
+    """A renamed column is delivered under its new name."""
+    wanted = settings.format.exclude_columns
+    if not wanted:
+        return
+    rows = await session.fetch(_COLUMNS, settings.source.publication)
+    lost = [
+        pattern
+        for pattern in wanted
+        if not any(
+            column_named(pattern, row["schema"], row["name"]) in row["columns"] for row in rows
+        )
+    ]
+    if lost:
+        findings.warn(
+            "excluded columns",
+            _named(lost, "no published table has", ""),
+            "Correct HEADRACE_EXCLUDE_COLUMNS: a column that was renamed is delivered under its "
+            "new name.",
+        )
+    else:
+        findings.ok("excluded columns", f"{len(wanted)} of them found")
 
 
 def _identified(row: asyncpg.Record) -> bool:
