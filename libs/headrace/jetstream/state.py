@@ -223,7 +223,12 @@ class Lease:
                 current = await self._cell.read()
         except (NatsError, TimeoutError):
             return
-        if current is None or current.get("holder") != self._holder:
+        if current is None:
+            raise LostRaceError(
+                f"{self._cell.key} is gone from the state bucket",
+                remedy="Somebody purged or deleted it: restart the service, which takes it again.",
+            )
+        if current.get("holder") != self._holder:
             raise LostRaceError(f"another process took {self._cell.key}")
 
     async def release(self) -> None:

@@ -140,7 +140,20 @@ async def test_a_holder_that_slept_learns_that_another_has_the_lease() -> None:
         own = scope()
         assert await first.acquire(own)
         assert await second.acquire(scope())
-        with pytest.raises(LostRaceError):
+        with pytest.raises(LostRaceError, match="another process took lease"):
+            await first.keep(own)
+
+
+@on_virtual_time
+async def test_a_lease_that_was_removed_is_not_reported_as_taken_by_another_process() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        first = await lease(nats, "first")
+        own = scope()
+        assert await first.acquire(own)
+        removed = await cell(nats, "lease")
+        await removed.read()
+        await removed.delete()
+        with pytest.raises(LostRaceError, match="lease is gone from the state bucket"):
             await first.keep(own)
 
 
