@@ -32,7 +32,7 @@ from headrace.mirror.verify_hold import VerifyHold
 from headrace.settings import StreamSettings
 
 PATIENCE_S = 60.0
-# What never ends is given this long.
+# The time for something that never ends.
 FAILING_S = 10.0
 USERS = Table("public", "users", (Column("id", "integer"),), ("id",), ("id",), staging=True)
 

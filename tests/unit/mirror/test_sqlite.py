@@ -424,12 +424,12 @@ def test_a_cancelled_opening_that_fails_keeps_no_lock(
     monkeypatch.setattr(sqlite_target, "BUSY_TIMEOUT_S", 0.1)
     connect = sqlite_target._connect
     marks = sqlite_target._marks
-    begun = threading.Event()
+    started = threading.Event()
     may_go_on = threading.Event()
 
     def late(path: str) -> sqlite3.Connection:
         monkeypatch.setattr(sqlite_target, "_connect", connect)
-        begun.set()
+        started.set()
         may_go_on.wait()
         return connect(path)
 
@@ -442,7 +442,7 @@ def test_a_cancelled_opening_that_fails_keeps_no_lock(
         monkeypatch.setattr(sqlite_target, "_connect", late)
         monkeypatch.setattr(sqlite_target, "_marks", full)
         opening = asyncio.create_task(target.load())
-        await asyncio.to_thread(begun.wait)
+        await asyncio.to_thread(started.wait)
         opening.cancel()
         await asyncio.wait({opening})
         again = asyncio.create_task(target.load())

@@ -1,4 +1,4 @@
-"""A service ends in time, whatever hangs."""
+"""A service ends in time, even if a task hangs."""
 
 from __future__ import annotations
 

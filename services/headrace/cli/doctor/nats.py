@@ -33,7 +33,7 @@ _TIMEOUT_S = 2.0
 _ATOMIC_SINCE = (2, 12)
 _FAST_SINCE = (2, 14)
 _NOT_FOUND = 404
-# What goes wrong with any other retention than this.
+# The consequence of any other retention than this.
 _LOSES = {
     RetentionPolicy.LIMITS: "JetStream removes messages that a consumer may not have read",
     RetentionPolicy.WORK_QUEUE: "JetStream keeps requests that were answered",
