@@ -23,7 +23,7 @@ from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import TableFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
-from headrace.publisher import run_parts
+from headrace.publisher import damage, run_parts
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.lag import AckLag
 from headrace.publisher.resume_point import SourceDivergedError
@@ -384,6 +384,40 @@ async def test_a_doubt_is_over_when_what_was_read_before_it_is_stored() -> None:
         await one.take(*LOG)
         await one.rest(2.0)
         assert len(healed) > before
+
+
+@pytest.mark.parametrize(("confirmed", "is_over"), [(0x3FF, False), (0x400, True)])
+@on_virtual_time
+async def test_a_doubt_is_over_when_the_slot_has_it_confirmed(
+    confirmed: int, *, is_over: bool
+) -> None:
+    of = settings()
+    healed: list[int] = []
+    async with simulated_nats(of) as nats, running(nats, of, healed=healed) as one:
+        one.doubt.read(0x400)
+        one.doubt.begin()
+        await one.sink.on_epoch(opening(confirmed))
+        assert bool(healed) is is_over
+
+
+@on_virtual_time
+async def test_messages_that_are_missing_when_a_run_begins_are_a_gap_before_anything_else() -> None:
+    of = settings(progress_interval_s="600")
+    async with simulated_nats(of) as nats:
+        async with running(nats, of) as one:
+            await one.sink.on_epoch(opening())
+            await one.take(*LOG)
+            await one.rest(1.0)
+        missing = next(message for message in nats.stored if b'"b"' in message.payload)
+        nats.cdc.delete(missing.seq)
+        nats.cdc.store("cdc.x.insert", {}, b'{"operation": "INSERT", "data": {"id": "other"}}', 0.0)
+        with mock.patch.object(damage, "known_holes", mock.AsyncMock(return_value=[])):
+            async with running(nats, of) as heir:
+                assert told(nats) == ["a", "c", "other", f"{damage.REASON} 0/200 0/300"]
+                await heir.sink.on_epoch(opening())
+                await heir.take(*LOG)
+                await heir.sink.store(Demand.ALL)
+        assert len(told(nats)) == 4, "changes up to the last one are not delivered again"
 
 
 @on_virtual_time
