@@ -120,6 +120,20 @@ def test_a_table_that_left_the_publication_is_removed_and_one_that_is_gone_is_dr
     assert kinds(book().compare(dropped)) == [("table_dropped", False)]
 
 
+def test_facts_that_are_no_change_are_adopted_without_an_event() -> None:
+    told = book()
+    known = replace(shape(), last_number=5, publication="p")
+    assert told.compare(reading(30, tables=(known,))) == []
+    assert told.adopted == {"t"}
+    told.adopted.clear()
+    # A publication of some columns does not show the last number.
+    assert told.compare(reading(40, tables=(replace(known, last_number=0),))) == []
+    assert told.adopted == set()
+    entry = told.entry("t")
+    assert entry is not None
+    assert (entry.shape, entry.version) == (known, 1)
+
+
 def test_a_table_that_is_gone_is_reported_once() -> None:
     told = book()
     assert len(told.compare(reading(30, tables=()))) == 1
