@@ -122,6 +122,21 @@ def test_the_bytes_of_a_connection_say_the_same_to_both_parsers(
     assert found.stats == expected.stats
 
 
+async def test_each_listener_gets_its_messages_and_nats_all_others() -> None:
+    told = Recorded()
+    parser = BulkParser(told, Parser(told))  # type: ignore[arg-type]  # what it uses of a client
+    heard: dict[int, list[Arrival]] = {sid: [] for sid in HEARD}
+    for sid, arrivals in heard.items():
+        parser.listeners[b"%d" % sid] = arrivals.extend
+    # The size of one is another's number.
+    sent = [(12, b"a"), (7, b"b" * 12), (7, b"c"), (1, b"d" * 7), (12, b"e" * 7)]
+    await parser.parse(b"".join(message(sid, "", b"", payload) for sid, payload in sent))
+    found = {**heard, **told.messages}
+    assert {sid: [payload for *_, payload in found[sid]] for sid in found} == {
+        sid: [payload for other, payload in sent if other == sid] for sid in (*HEARD, 1)
+    }
+
+
 async def test_a_message_that_the_old_connection_began_is_no_part_of_the_new_one() -> None:
     told = Recorded()
     parser = BulkParser(told, Parser(told))  # type: ignore[arg-type]  # what it uses of a client

@@ -429,11 +429,11 @@ async def test_a_full_stream_is_reported_and_nothing_follows_the_refused_message
     assert one.pipe.acked == 2
 
 
-@on_pipes(ChainPipe, FastPipe)
+@on_pipes(ChainPipe, FastPipe, window=Window(1, 1 << 22, ACK_TIMEOUT_S))
 async def test_a_message_that_nats_does_not_take_is_refused_before_it_is_sent(
     nats: SimulatedNats, one: Publisher
 ) -> None:
-    await one.deliver(1)
+    await one.publish(1)
     base = len(event("a", 2, pad=0).payload)
     fits = PAYLOAD_MAX - HEADERS_BYTES_MAX - base
     await one.publish(1, pad=fits)

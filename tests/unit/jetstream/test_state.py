@@ -15,6 +15,7 @@ from headrace.jetstream.state import (
     ForeignStateError,
     Lease,
     LostRaceError,
+    bucket_patiently,
     known_identity,
     suite_identity,
 )
@@ -112,6 +113,36 @@ async def test_a_free_lease_is_taken_at_once_and_a_released_one_soon() -> None:
         assert await waiting
         assert time.monotonic() - began < 1
         assert "lease" not in other.health.reasons
+
+
+@on_virtual_time
+async def test_of_two_that_find_a_lease_free_at_the_same_moment_one_takes_it() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        here = scope()
+        leases = [Lease(await cell(nats, "lease"), holder, TTL_S) for holder in ("a", "b")]
+        both = [asyncio.ensure_future(lease.acquire(here)) for lease in leases]
+        await asyncio.sleep(TTL_S / 2)
+        assert [one.done() for one in both].count(True) == 1
+        here.stopping.set()
+        assert sorted(await asyncio.gather(*both)) == [False, True]
+
+
+@on_virtual_time
+async def test_a_bucket_that_cannot_be_read_is_waited_for_and_reported_meanwhile() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        here = scope()
+        client = nats.client()
+        nats.server.stop()
+        waiting = asyncio.ensure_future(
+            bucket_patiently(here, client.jetstream(), SETTINGS.streams.state)
+        )
+        await asyncio.sleep(20)
+        assert "jetstream" in here.health.reasons
+        nats.server.start()
+        assert await asyncio.wait_for(waiting, 60) is not None
+        assert "jetstream" not in here.health.reasons
+        here.stopping.set()
+        assert await bucket_patiently(here, client.jetstream(), SETTINGS.streams.state) is None
 
 
 @on_virtual_time

@@ -120,6 +120,33 @@ def test_a_table_that_left_the_publication_is_removed_and_one_that_is_gone_is_dr
     assert kinds(book().compare(dropped)) == [("table_dropped", False)]
 
 
+@pytest.mark.parametrize(
+    ("earlier", "at", "change", "resync"),
+    [
+        (None, 20, "table_first_seen", False),
+        # The same relation, which had another name.
+        (shape(), 10, "table_renamed", True),
+        (shape(), 9, "table_first_seen", False),
+        # The event trigger has reported already that its name went.
+        (replace(shape(), columns=()), 10, "table_renamed", True),
+        (replace(shape(), columns=()), 9, "table_first_seen", False),
+        (shape(relation_id=2), 20, "table_first_seen", False),
+    ],
+)
+def test_a_name_that_is_seen_first_may_be_of_a_table_that_had_another(
+    earlier: TableShape | None, at: int, change: str, *, resync: bool
+) -> None:
+    known = [] if earlier is None else [Entry(earlier, 4, Position(10, 0), True, "a-t-schema", OLD)]
+    told = SchemaBook(known)
+    report = told.check(shape(name="new"), Position(at, 0), 20, 7)
+    assert report is not None
+    assert ([one["change"] for one in report.changes], report.resync) == ([change], resync)
+    entry = told.entry("new")
+    assert entry is not None
+    assert entry.version == 1
+    assert told.check(shape(name="new"), Position(at, 1), 20, 7) is None
+
+
 def test_facts_that_are_no_change_are_adopted_without_an_event() -> None:
     told = book()
     known = replace(shape(), last_number=5, publication="p")

@@ -14,7 +14,7 @@ from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.jetstream.state import LostRaceError
 from headrace.lsn import Position
 from headrace.publisher.schema_book import Entry
-from headrace.publisher.schema_book_store import HISTORY_MAX, BookShelf
+from headrace.publisher.schema_book_store import HISTORY_MAX, BookShelf, in_stream
 
 COLUMN = ColumnShape("a", 23, -1, "integer", number=1)
 SHAPE = TableShape("public", "t", 1, "d", (), 1, (COLUMN,))
@@ -120,3 +120,21 @@ async def test_a_version_that_is_described_again_pushes_no_earlier_one_out(bucke
         await writer.keep("t", replace(REWRITTEN, storage=f"after {number}", pending=False))
     assert await storage_after(bucket, 25) == f"after {HISTORY_MAX - 1}"
     assert await storage_after(bucket, 15) == "before"
+
+
+@pytest.mark.parametrize(
+    ("history", "position", "ids", "found"),
+    [
+        ([FIRST, REWRITTEN], 15, set(), [FIRST]),
+        ([FIRST, REWRITTEN], 15, {REWRITTEN.msg_id}, [FIRST, replace(REWRITTEN, pending=False)]),
+        # The stream lost all of them: a table that was never reported is reported as new.
+        ([FIRST, REWRITTEN], 5, set(), []),
+        ([], 5, set(), []),
+        # Of later shapes the oldest is what is known, and the stream does not have it.
+        ([REWRITTEN], 5, set(), [replace(REWRITTEN, told=False)]),
+    ],
+)
+def test_shapes_are_known_as_far_as_the_stream_has_them(
+    history: list[Entry], position: int, ids: set[str], found: list[Entry]
+) -> None:
+    assert in_stream(history, Position(position, 0), ids) == found

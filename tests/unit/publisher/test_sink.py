@@ -18,6 +18,7 @@ from headrace.bus.frame import Entry, Opening
 from headrace.confirming.relation_shape import RelationShape
 from headrace.confirming.relations import value_options
 from headrace.confirming.sink import TICK_S, Demand, Stored, Taken
+from headrace.errors import DecodeError
 from headrace.jetstream.state import Cell
 from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import TableFacts
@@ -384,6 +385,29 @@ async def test_a_doubt_is_over_when_what_was_read_before_it_is_stored() -> None:
         await one.take(*LOG)
         await one.rest(2.0)
         assert len(healed) > before
+
+
+@pytest.mark.parametrize("poison", ["stop", "park"])
+@on_virtual_time
+async def test_a_malformed_message_stops_the_publisher_or_is_kept_beside_the_stream(
+    poison: str,
+) -> None:
+    of = settings(poison=poison)
+    begin, first, second, commit = transaction(0x200, "a", "b")
+    entries = [begin, described(), first, (0x1F8, row(0x1F8, "bad")[1][:-1]), second, commit]
+    async with simulated_nats(of) as nats, running(nats, of) as one:
+        await one.sink.on_epoch(opening())
+        if poison == "stop":
+            with pytest.raises(DecodeError):
+                await one.take(*entries)
+            await one.rest(1.0)
+            assert (told(nats), one.figure("parked_messages")) == ([], 0)
+        else:
+            await one.take(*entries)
+            await one.rest(1.0)
+            assert (told(nats), one.figure("parked_messages")) == (["a", "b"], 1)
+        bucket = nats.server.streams[f"OBJ_{of.streams.parked}"]
+        assert bool(bucket.messages) is (poison == "park")
 
 
 @pytest.mark.parametrize(("confirmed", "is_over"), [(0x3FF, False), (0x400, True)])
