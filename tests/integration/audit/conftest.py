@@ -1,4 +1,4 @@
-"""What several tests of the audit trail use."""
+"""Fixtures of several tests of the audit trail."""
 
 from __future__ import annotations
 

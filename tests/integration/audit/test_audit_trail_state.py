@@ -1,4 +1,6 @@
-"""What the audit's destination remembers over restarts, what it creates, and what it never replaces."""
+"""The audit's destination: its memory over restarts, the objects that it creates, and those that it
+never replaces.
+"""
 
 from __future__ import annotations
 
