@@ -20,6 +20,7 @@ from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
 from tests.support.own_source import KEYS_ONLY, OwnSource
+from tests.support.slot import confirmed_lsn
 
 pytestmark = pytest.mark.slow
 WAIT_S = 60.0
@@ -66,8 +67,7 @@ async def test_a_slot_that_was_given_up_is_told_with_the_remedy_and_made_anew_on
         await database.execute("INSERT INTO t VALUES (1)")
         await found(server.url, 1)
         await suite.stop("wal-reader")
-        query = "SELECT confirmed_flush_lsn - '0/0'::pg_lsn FROM pg_replication_slots WHERE slot_name = 'headrace'"
-        confirmed = int(await database.fetchval(query))
+        confirmed = await confirmed_lsn(database)
         await database.execute("INSERT INTO t VALUES (2)")
         await give_up(database)
         await suite.start("wal-reader")

@@ -23,6 +23,7 @@ from headrace.testing.oracle import Change
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 from tests.support.exactly_once import environment, prepare
+from tests.support.slot import until_confirmed
 
 SINK = Path(__file__).with_name("lines_sink.py")
 LINES_MAX = 200
@@ -120,16 +121,7 @@ async def test_a_sink_gets_every_change_exactly_once_whatever_is_killed(
         committed = await oracle.changes()
         async with running(settings, file):
             await until_rows(file, len(committed))
-            await confirmed(database)
+            await until_confirmed(database, timeout_s=WAIT_S)
     assert rows(file) == committed
     await database.close()
     assert not [line for line in lines(file) if "gap" in line]
-
-
-async def confirmed(database: Database) -> None:
-    """Until the slot no longer needs anything of what was committed so far."""
-    lsn = await database.fetchval("SELECT pg_current_wal_lsn()::text")
-    query = "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = 'headrace'"
-    async with asyncio.timeout(WAIT_S):
-        while not await database.fetchval(query, lsn):  # noqa: ASYNC110  # a slot gives no event
-            await asyncio.sleep(0.1)

@@ -14,7 +14,6 @@ import aiohttp
 from headrace.archive import WalReader
 from headrace.archive.layout import file_name
 from headrace.embedded.ports import free_port
-from headrace.testing.database import Database
 from headrace.testing.oracle import stored
 from headrace.testing.process import command
 from headrace.testing.suite import Suite
@@ -23,6 +22,7 @@ from tests.support.archiving import (
     archived,
     changes,
 )
+from tests.support.slot import confirmed_lsn
 
 ROWS = 50
 
@@ -36,11 +36,6 @@ async def reasons(port: int, until: str | None, timeout_s: float = 120.0) -> dic
             if (until in found) if until else not found:
                 return found
             await asyncio.sleep(0.2)
-
-
-async def confirmed(database: Database, slot: str) -> int:
-    query = "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = $1"
-    return int(await database.fetchval(query, slot))
 
 
 async def archiver_check(settings: dict[str, str]) -> dict[str, Any]:
@@ -77,7 +72,7 @@ async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
         held = await reasons(port, "confirm")
         assert "for archiver" in held["confirm"]
         committed = await oracle.changes()
-        assert await confirmed(database, slot) <= committed[0].position.lsn, (
+        assert await confirmed_lsn(database, slot) <= committed[0].position.lsn, (
             "the archive has nothing of it"
         )
         check = await archiver_check(settings)
@@ -89,7 +84,7 @@ async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
         assert changes(await archived(url, committed)) == committed
         await reasons(port, None)
         async with asyncio.timeout(60):
-            while await confirmed(database, slot) <= committed[-1].position.lsn:  # noqa: ASYNC110  # a slot gives no event
+            while await confirmed_lsn(database, slot) <= committed[-1].position.lsn:  # noqa: ASYNC110  # a slot gives no event
                 await asyncio.sleep(0.2)
         assert (await archiver_check(settings))["state"] == "ok"
         gone = await command(settings, "teardown", "--yes", "--streams", timeout_s=120)

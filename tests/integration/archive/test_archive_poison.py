@@ -20,6 +20,7 @@ from tests.support.archiving import (
     WITH_ARCHIVE,
     environment,
 )
+from tests.support.slot import until_confirmed
 
 ASCII = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
 POISON = r"""
@@ -51,11 +52,7 @@ async def test_a_parked_change_holds_up_neither_a_required_archive_nor_the_slot(
             await suite.kill("archiver")
             await suite.start("archiver")
             await database.execute(LATER)
-            here = await database.fetchval("SELECT (pg_current_wal_lsn() - '0/0')::bigint")
-            query = "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = $1"
-            async with asyncio.timeout(60):
-                while int(await database.fetchval(query, settings["HEADRACE_SLOT"])) < int(here):  # noqa: ASYNC110  # a slot gives no event
-                    await asyncio.sleep(0.1)
+            await until_confirmed(database, settings["HEADRACE_SLOT"])
             assert suite.running("archiver")
         entries = await asyncio.to_thread(lambda: list(WalReader(url).follow(wait=False)))
         found = [(entry.position, entry.key["id"]) for entry in entries if entry.key is not None]

@@ -28,6 +28,7 @@ from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.oracle import Stored, stored
 from headrace.testing.suite import Suite
+from tests.support.slot import until_confirmed
 
 # nats-server makes blocks of 8 MiB for a stream of so many bytes.
 STREAM_BYTES = 64 << 20
@@ -238,15 +239,6 @@ async def until_gap(server: EmbeddedNats, number: int = 1) -> None:
             await asyncio.sleep(0.2)
 
 
-async def settled(database: Database, names: Names) -> None:
-    """Everything written so far is confirmed to PostgreSQL."""
-    lsn = await database.fetchval("SELECT pg_current_wal_lsn()::text")
-    query = "SELECT confirmed_flush_lsn >= $2::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $1"
-    async with asyncio.timeout(30):
-        while not await database.fetchval(query, names.slot, lsn):  # noqa: ASYNC110  # PostgreSQL tells nobody
-            await asyncio.sleep(0.05)
-
-
 @contextlib.asynccontextmanager
 async def publishing(
     database: Database, names: Names, settings: dict[str, str], folder: Path
@@ -296,7 +288,7 @@ async def test_what_is_gone_from_the_middle_is_a_gap_once_with_the_bounds_of_wha
                 f"INSERT INTO t SELECT g, '{PAD}' FROM generate_series({first}, {first + 6}) g"
             )
         before = await until_row(server, 259)
-        await settled(database, names)
+        await until_confirmed(database, names.slot)
         assert len(before) == 259
         await damaged(server, how)
         await until_gap(server)
@@ -323,7 +315,7 @@ async def test_a_gap_that_is_lost_with_the_streams_tail_is_reported_again(
         for row in range(1, 11):
             await database.execute(f"INSERT INTO t VALUES ({row}, '')")
         await until_row(server, 10)
-        await settled(database, names)
+        await until_confirmed(database, names.slot)
         await suite.stop("publisher")
         client = await nats.connect(server.url)
         await client.jsm().delete_msg("CDC", 5)
@@ -352,7 +344,7 @@ async def test_a_second_loss_is_another_gap(
         for row in range(1, 21):
             await database.execute(f"INSERT INTO t VALUES ({row}, '')")
         before = await until_row(server, 20)
-        await settled(database, names)
+        await until_confirmed(database, names.slot)
         # A running publisher notices deleted messages like those that a file loses.
         client = await nats.connect(server.url)
         for seq, wanted in ((6, 1), (12, 2)):

@@ -24,6 +24,7 @@ from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 from headrace.testing.oracle import Stored, stored
 from headrace.testing.suite import Suite
+from tests.support.slot import until_confirmed
 
 
 def environment(
@@ -147,15 +148,6 @@ async def test_with_park_it_is_put_aside_raw_with_the_reason_and_the_stream_goes
     assert body["position"] == [rows[0].payload["tx"]["lsn"], 1]
 
 
-async def settled(database: Database, names: Names) -> None:
-    """Everything written so far is confirmed to PostgreSQL."""
-    lsn = await database.fetchval("SELECT pg_current_wal_lsn()::text")
-    query = "SELECT confirmed_flush_lsn >= $2::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $1"
-    async with asyncio.timeout(30):
-        while not await database.fetchval(query, names.slot, lsn):  # noqa: ASYNC110  # PostgreSQL tells nobody
-            await asyncio.sleep(0.05)
-
-
 def older_stream(older: Path, store: Path) -> None:
     """Only the stream of changes is restored."""
     part = next(store.rglob("streams/CDC")).relative_to(store)
@@ -205,7 +197,7 @@ async def test_what_a_damaged_store_lost_and_the_slot_no_longer_has_is_a_gap_wit
             for n in range(first, last + 1):
                 await database.execute(f"INSERT INTO t VALUES ({n})")
             events = await until(lambda: of_operation(server, "INSERT", last))
-            await settled(database, names)
+            await until_confirmed(database, names.slot)
             return {event.payload["data"]["id"]: event.payload["tx"]["lsn"] for event in events}
 
         await written(1, 5)

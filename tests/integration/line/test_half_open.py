@@ -89,15 +89,6 @@ class Rig:
         )
         return None if pid is None else int(pid)
 
-    @contextlib.asynccontextmanager
-    async def delivering(self, folder: Path) -> AsyncIterator[Suite]:
-        """A suite that has delivered rows."""
-        async with Suite(self.environment, folder, program=HASTENED) as suite:
-            await suite.logged("publisher", "epoch_joined")
-            await self.insert(100)
-            await self.delivered()
-            yield suite
-
     async def delivers_over_another(self, link: Proxy, suite: Suite) -> None:
         """The connections of a link end without a word, and are replaced."""
         link.half_open(server_knows=True)
@@ -129,27 +120,35 @@ async def rig(own_postgres: OwnPostgres, own_nats: OwnNats) -> AsyncIterator[Rig
     await database.close()
 
 
+@pytest.fixture
+async def suite(rig: Rig, tmp_path: Path) -> AsyncIterator[Suite]:
+    """A suite that has delivered rows."""
+    async with Suite(rig.environment, tmp_path, program=HASTENED) as running:
+        await running.logged("publisher", "epoch_joined")
+        await rig.insert(100)
+        await rig.delivered()
+        yield running
+
+
 async def test_a_wal_reader_notices_that_its_walsender_is_gone_without_a_word(
-    rig: Rig, tmp_path: Path
+    rig: Rig, suite: Suite
 ) -> None:
-    async with rig.delivering(tmp_path) as suite:
-        await rig.delivers_over_another(rig.to_postgres, suite)
-        assert "the replication connection is dead" in suite.log("wal-reader")
+    await rig.delivers_over_another(rig.to_postgres, suite)
+    assert "the replication connection is dead" in suite.log("wal-reader")
 
 
 async def test_a_slot_held_by_a_walsender_without_a_reader_is_taken_from_it(
-    rig: Rig, tmp_path: Path
+    rig: Rig, suite: Suite
 ) -> None:
-    async with rig.delivering(tmp_path) as suite:
-        stale = await rig.slot_pid()
-        # PostgreSQL's side stays, and holds the slot for as long as wal_sender_timeout says: an
-        # hour.
-        rig.to_postgres.half_open(server_knows=False)
-        await rig.insert(100)
-        await rig.delivered()
-        assert stale is not None
-        assert await rig.slot_pid() not in (None, stale)
-        assert "stale_walsender_ended" in suite.log("wal-reader")
+    stale = await rig.slot_pid()
+    # PostgreSQL's side stays, and holds the slot for as long as wal_sender_timeout says: an
+    # hour.
+    rig.to_postgres.half_open(server_knows=False)
+    await rig.insert(100)
+    await rig.delivered()
+    assert stale is not None
+    assert await rig.slot_pid() not in (None, stale)
+    assert "stale_walsender_ended" in suite.log("wal-reader")
 
 
 async def test_a_standby_leaves_the_slot_to_a_reader_that_works(rig: Rig, tmp_path: Path) -> None:
@@ -173,8 +172,5 @@ async def test_a_standby_leaves_the_slot_to_a_reader_that_works(rig: Rig, tmp_pa
         await rig.delivered()
 
 
-async def test_a_half_open_nats_connection_is_noticed_and_replaced(
-    rig: Rig, tmp_path: Path
-) -> None:
-    async with rig.delivering(tmp_path) as suite:
-        await rig.delivers_over_another(rig.to_nats, suite)
+async def test_a_half_open_nats_connection_is_noticed_and_replaced(rig: Rig, suite: Suite) -> None:
+    await rig.delivers_over_another(rig.to_nats, suite)

@@ -31,6 +31,7 @@ from headrace.testing.oracle import Change, Oracle, Stored, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.proxy import Proxy
 from headrace.testing.suite import Suite
+from tests.support.slot import until_confirmed
 
 SETTINGS = {
     "HEADRACE_DEDUPE_WINDOW_S": "0.1",
@@ -110,11 +111,7 @@ class Line:
 
     async def caught_up(self, timeout_s: float = 15) -> None:
         """Wait until the slot is confirmed up to the end of the log."""
-        end = await self.database.fetchval("SELECT pg_current_wal_lsn()")
-        query = "SELECT confirmed_flush_lsn >= $1 FROM pg_replication_slots WHERE slot_name = 'headrace'"
-        async with asyncio.timeout(timeout_s):
-            while not await self.database.fetchval(query, end):  # noqa: ASYNC110  # PostgreSQL gives no event
-                await asyncio.sleep(0.05)
+        await until_confirmed(self.database, timeout_s=timeout_s)
 
     async def slot_is_free(self, timeout_s: float = 30) -> None:
         query = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'headrace'"
