@@ -312,6 +312,8 @@ class _Writer:
             f"{quote_name(column.name)} {type_in(column.data_type)}" for column in table.columns
         )
         await self._run(f"CREATE TABLE {table_name(table)} ({body})")
+        # PostgreSQL would refuse to change its rows once somebody publishes it: it has no key.
+        await self._run(f"ALTER TABLE {table_name(table)} REPLICA IDENTITY FULL")
         await self._index(table)
 
     async def _check_free(self, table: Table) -> None:
