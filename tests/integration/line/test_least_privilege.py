@@ -174,7 +174,7 @@ async def test_the_trail_is_written_with_its_own_rights_and_is_not_in_the_stream
     async with asyncio.timeout(PATIENCE_S):
         while not (found := await execute(suite, query)):  # noqa: ASYNC110  # another process writes it
             await asyncio.sleep(0.1)
-    assert [row["who"] for row in found] == ["7"]
+    assert [row["user_id"] for row in found] == ["7"]
     admin = await suite.connect("admin")
     subjects = (
         await admin.jetstream().stream_info("CDC", subjects_filter="cdc.>")
