@@ -199,18 +199,27 @@ class WalReaderService:
 
     async def _confirmers_joined(self) -> None:
         """Wait until the bus is connected, and all awaited confirmers have joined."""
+        hello_due = 0.0
         while not self._scope.stopping.is_set() and (self._sender.missing or not self._connected()):
             missing = ", ".join(self._sender.missing) or "NATS"
             self._scope.health.block("bus", f"waiting for {missing}")
             self._let_go_of_the_late()
             self._attention.clear()
-            if self._client.is_connected and self._sender.missing:
-                # A confirmer that started before this process has announced itself to nobody: HELLO
-                # makes it repeat that.
-                await self._client.publish(self._frames, self._sender.hello())
-            await wait_for(self._attention, HELLO_INTERVAL_S)
+            now = time.monotonic()
+            if now >= hello_due:
+                # At an interval: a HELLO for every answer to it would never end, because those who
+                # have joined answer too.
+                hello_due = now + HELLO_INTERVAL_S
+                await self._call_the_missing()
+            await wait_for(self._attention, hello_due - now)
         if not self._sender.missing:
             self._scope.health.unblock("bus")
+
+    async def _call_the_missing(self) -> None:
+        # A confirmer that started before this process has announced itself to nobody: HELLO makes
+        # it repeat that.
+        if self._client.is_connected and self._sender.missing:
+            await self._client.publish(self._frames, self._sender.hello())
 
     def _connected(self) -> bool:
         if self._client.is_closed:

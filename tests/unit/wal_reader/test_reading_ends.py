@@ -144,6 +144,15 @@ async def test_confirmers_are_called_until_they_join_and_nothing_is_read_before(
 
 
 @on_virtual_time
+async def test_a_confirmer_that_has_joined_and_answers_each_call_is_called_no_more_often() -> None:
+    source, bus, _ = await begun()
+    async with reading(source, bus, **REQUIRED) as one:
+        await asyncio.sleep(10 * HELLO_INTERVAL_S)
+        assert one.reasons["bus"] == "waiting for archiver"
+        assert 9 <= len(bus.frames) <= 11
+
+
+@on_virtual_time
 async def test_while_nats_is_away_nobody_is_called_and_nothing_is_opened() -> None:
     source, bus, _ = await begun()
     bus.is_connected = False
