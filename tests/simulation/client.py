@@ -20,12 +20,11 @@ from nats.js.kv import KeyValue
 
 from headrace.jetstream.bulk import BulkParser
 from tests.simulation.clockwork import Process
-from tests.simulation.server import Connection, Server, header_bytes, matches
+from tests.simulation.server import Connection, Server, header_bytes
 from tests.simulation.stream import Headers, Stored
 
 PAYLOAD_MAX = 1 << 20
 _PENDING_MAX = 2 << 20
-_PONG = "PONG"
 
 
 class SimClient(Client):
@@ -133,8 +132,8 @@ class SimClient(Client):
     async def flush(self, timeout: int = 10) -> None:  # nats-py's
         if self.is_closed:
             raise errors.ConnectionClosedError
-        key = f"{_PONG}{next(self._counter)}"
-        await self._answered(key, ("ping", key.encode()), timeout)
+        key = f"PONG{next(self._counter)}"
+        await self._answered(key, ("ping", key), timeout)
 
     def new_inbox(self) -> str:
         return f"{self._inbox_name}.{next(self._counter)}"
@@ -170,20 +169,17 @@ class SimClient(Client):
 
     # What comes in.
 
-    def hear(self, subject: str, reply: str, headers: Headers | None, data: bytes) -> None:
-        key = data.decode() if subject == _PONG else subject
-        if (waiting := self._requests.get(key)) is not None:
-            if not waiting.done():
+    def hear(
+        self, sid: int, subject: str, reply: str, headers: Headers | None, data: bytes
+    ) -> None:
+        if sid == 0:
+            waiting = self._requests.get(subject)
+            if waiting is not None and not waiting.done():
                 waiting.set_result(self._message(subject, reply, headers, data))
             return
-        if subject == _PONG:
-            return
-        only, _, named = subject.rpartition(":")
-        for sid, sub in tuple(self._subs.items()):
-            if only == str(sid) or (
-                not only and matches(sub._subject, subject)
-            ):  # nats-py's own way
-                self._give(sid, sub, named, reply, headers, data)
+        sub: Any = self._subs.get(sid)
+        if sub is not None:
+            self._give(sid, sub, subject, reply, headers, data)
 
     def _message(self, subject: str, reply: str, headers: Headers | None, data: bytes) -> Msg:
         return Msg(self, subject, reply, data, dict(headers) if headers else None)

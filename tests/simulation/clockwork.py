@@ -70,16 +70,13 @@ else:
 class _Handle:
     """A callback that is due."""
 
-    __slots__ = ("args", "callback", "context", "process", "when")
+    __slots__ = ("args", "callback", "context", "process")
 
-    def __init__(
-        self, callback: Callable[..., Any] | None, args: Any, context: Context, when: float
-    ) -> None:
+    def __init__(self, callback: Callable[..., Any] | None, args: Any, context: Context) -> None:
         self.callback = callback
         self.args = args
         self.context = context
         self.process: Process | None = context.get(PROCESS)
-        self.when = when
 
     def cancel(self) -> None:
         self.callback = None
@@ -87,6 +84,10 @@ class _Handle:
 
     def cancelled(self) -> bool:
         return self.callback is None
+
+
+# What is due: a process's callback, or an event of the world itself.
+_Due = _Handle | partial[object]
 
 
 class VirtualLoop(_Loop):
@@ -98,8 +99,9 @@ class VirtualLoop(_Loop):
         self.now = 0.0
         self.turns = 0
         self.errors: list[dict[str, Any]] = []
-        self._ready: deque[_Handle] = deque()
-        self._timers: list[tuple[float, int, _Handle]] = []
+        self._ready: deque[_Due] = deque()
+        # Their times, and their numbers in the order in which they were set.
+        self._timers: list[tuple[float, int, _Due]] = []
         self._numbers = 0
         # How long a thread takes to send something, and this to arrive.
         self.thread_s: Callable[[], float] = lambda: THREAD_S
@@ -145,26 +147,27 @@ class VirtualLoop(_Loop):
     def call_soon(
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> _Handle:
-        handle = _Handle(callback, args, context or copy_context(), self.now)
+        handle = _Handle(callback, args, context or copy_context())
         self._ready.append(handle)
         return handle
 
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> _Handle:
-        handle = _Handle(callback, args, context or copy_context(), when)
-        self._numbers += 1
-        heapq.heappush(self._timers, (when, self._numbers, handle))
+        handle = _Handle(callback, args, context or copy_context())
+        self._numbers = number = self._numbers + 1
+        heapq.heappush(self._timers, (when, number, handle))
         return handle
 
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> _Handle:
-        when = self.now + delay
-        handle = _Handle(callback, args, context or copy_context(), when)
-        self._numbers += 1
-        heapq.heappush(self._timers, (when, self._numbers, handle))
-        return handle
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def at(self, when: float, call: Callable[[Any], object], message: Any) -> None:
+        """Of nobody's process, in the context in which the loop runs; for the world itself."""
+        self._numbers = number = self._numbers + 1
+        heapq.heappush(self._timers, (when, number, partial(call, message)))
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002  # asyncio's
         """A thread's work, done in one step a moment later.
@@ -192,29 +195,34 @@ class VirtualLoop(_Loop):
 
     def run(self, past: float) -> None:
         """Everything that happens until then."""
-        self.run_until(lambda: self.next_at > past)
+        timers = self._timers
+        with self._running():
+            self._turn()
+            while timers and timers[0][0] <= past:
+                self._jump()
+                self._turn()
         self.now = max(self.now, past)
 
     def run_until(self, over: Callable[[], bool]) -> None:
         """Turn until `over` holds, which is asked after all callbacks of a moment."""
+        with self._running():
+            self._turn()
+            while not over():
+                self._jump()
+                self._turn()
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
         before = events._get_running_loop()  # pytest's own loop may run around us
         events._set_running_loop(self._self)
         hooks = sys.get_asyncgen_hooks()
         # One that a dead process left halfway is not closed when it is collected.
         sys.set_asyncgen_hooks(finalizer=lambda _: None)
         try:
-            self._turn()
-            while not over():
-                self._jump()
-                self._turn()
+            yield
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(before)
-
-    @property
-    def next_at(self) -> float:
-        """The time of the next callback, between two moments."""
-        return self._timers[0][0] if self._timers else float("inf")
 
     def _turn(self) -> None:
         """All callbacks of this moment."""
@@ -224,6 +232,9 @@ class VirtualLoop(_Loop):
             if self.turns > TURNS_MAX:
                 raise StuckError(f"{self.turns} turns, and no end")
             handle = ready.popleft()
+            if isinstance(handle, partial):
+                handle()
+                continue
             callback, process = handle.callback, handle.process
             if callback is None:
                 continue
@@ -242,9 +253,9 @@ class VirtualLoop(_Loop):
             raise StuckError("nothing is left that could happen")
         self.now = now = max(self.now, timers[0][0])
         while timers and timers[0][0] <= now:
-            handle = heapq.heappop(timers)[2]
-            if handle.callback is not None:
-                ready.append(handle)
+            due = heapq.heappop(timers)[2]
+            if isinstance(due, partial) or due.callback is not None:
+                ready.append(due)
 
     def begin(self, process: Process, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin the work of a process, in its context."""

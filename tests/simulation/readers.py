@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.server import Connection, Server, header_bytes, matches
+from tests.simulation.server import Server, header_bytes, matches
 from tests.simulation.stream import Answer, Headers, Stored, Stream, refused
 
 _ACK = "$JS.ACK."
@@ -94,14 +94,7 @@ class ReaderServer(Server):
         said = "" if stream.name in self.silent else reply
         super()._store((stream, subject, said, headers, payload))
 
-    def publish(
-        self,
-        connection: Connection,
-        subject: str,
-        reply: str,
-        headers: Headers | None,
-        payload: bytes,
-    ) -> None:
+    def publish(self, subject: str, reply: str, headers: Headers | None, payload: bytes) -> None:
         if subject.startswith(_ACK):
             words = subject.split(".")
             self.asked.append(f"ACK {words[5]}")
@@ -109,7 +102,7 @@ class ReaderServer(Server):
             if reader is not None:
                 reader.acknowledged = max(reader.acknowledged, int(words[5]))
             return
-        super().publish(connection, subject, reply, headers, payload)
+        super().publish(subject, reply, headers, payload)
 
     # Asking.
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import base64
 import itertools
 import random
+import re
 from collections.abc import Callable
-from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from tests.simulation.batches import FAST, take_atomic, take_fast
-from tests.simulation.clockwork import PROCESS, VirtualLoop
+from tests.simulation.clockwork import VirtualLoop
 from tests.simulation.stream import Answer, Headers, Stored, Stream, refused
 
 if TYPE_CHECKING:
@@ -51,10 +51,12 @@ class Connection:
         if not self.broken:
             self.server.receive(self, *message)
 
-    def deliver(self, subject: str, reply: str, headers: Headers | None, data: bytes) -> None:
-        """To the client."""
+    def deliver(
+        self, sid: int, subject: str, reply: str, headers: Headers | None, data: bytes
+    ) -> None:
+        """To a subscription of the client."""
         self._down = max(self._down, self.server.loop.now + self.server.latency())
-        self.server.at(self._down, self._hand_over, (subject, reply, headers, data))
+        self.server.at(self._down, self._hand_over, (sid, subject, reply, headers, data))
 
     def _hand_over(self, message: tuple[Any, ...]) -> None:
         if self.broken:
@@ -112,40 +114,32 @@ class Server:
         self._busy: dict[str, float] = {}
         # The stream of each subject, by its name.
         self._captured: dict[str, str] = {}
-        self._context = copy_context()
-        self._context.run(PROCESS.set, None)
 
     def latency(self) -> float:
         """Mostly a moment, sometimes long."""
-        if self.chance.random() < self.hiccup:
+        drawn = self.chance.random() - self.hiccup
+        if drawn < 0:
             return self.chance.choice((0.02, 0.1, 0.6))
-        return 0.0001 + self.chance.random() * 0.0006
+        return 0.0001 + drawn * 0.0006
 
     def at(self, when: float, call: Callable[..., None], message: Any) -> None:
         """Of nobody's process."""
-        self.loop.call_at(when, call, message, context=self._context)
+        self.loop.at(when, call, message)
 
     def number(self) -> int:
         return next(self._numbers)
 
     def receive(self, connection: Connection, kind: str, *message: Any) -> None:
         if kind == "pub":
-            self.publish(connection, *message)
+            self.publish(*message)
         elif kind == "sub":
             connection.subs[message[0]] = message[1]
         elif kind == "unsub":
             connection.subs.pop(message[0], None)
         elif kind == "ping":
-            connection.deliver("PONG", "", None, message[0])
+            connection.deliver(0, message[0], "", None, b"")
 
-    def publish(
-        self,
-        connection: Connection,
-        subject: str,
-        reply: str,
-        headers: Headers | None,
-        payload: bytes,
-    ) -> None:
+    def publish(self, subject: str, reply: str, headers: Headers | None, payload: bytes) -> None:
         if subject.startswith(_API):
             self._busy_with("api", self._ask, (subject.removeprefix(_API), reply, payload))
             return
@@ -156,7 +150,7 @@ class Server:
             return
         heard = self.route(subject, reply, headers, payload)
         if not heard and reply:
-            connection.deliver(reply, "", {"Status": "503"}, b"")
+            self.route(reply, "", {"Status": "503"}, b"")
 
     def _busy_with(self, what: str, call: Callable[..., None], message: Any) -> None:
         """Each queue of the server is worked off in order, some time later."""
@@ -186,12 +180,11 @@ class Server:
         """Core NATS: to the current subscribers."""
         heard = 0
         for connection in self._listeners(subject):
-            for pattern in connection.subs.values():
-                if pattern == subject or matches(pattern, subject):
+            for sid, pattern in connection.subs.items():
+                if matches(pattern, subject):
                     heard += 1
                     if not self.loses(subject):
-                        connection.deliver(subject, reply, headers, payload)
-                    break
+                        connection.deliver(sid, subject, reply, headers, payload)
         return heard
 
     def _listeners(self, subject: str) -> tuple[Connection, ...]:
@@ -337,9 +330,7 @@ class Server:
         for connection in self._listeners(reply):
             for sid, pattern in connection.subs.items():
                 if matches(pattern, reply):
-                    connection.deliver(
-                        f"{sid}:{found.subject}", place, found.headers, found.payload
-                    )
+                    connection.deliver(sid, found.subject, place, found.headers, found.payload)
 
     def _expire(self, message: tuple[Consumer, _Pull]) -> None:
         consumer, pull = message
@@ -388,16 +379,12 @@ def _consumer_info(stream: str, name: str) -> Answer:
     }
 
 
-@lru_cache(maxsize=65_536)
 def matches(pattern: str, subject: str) -> bool:
     """Whether a subscription's subject takes a message's."""
-    if "*" not in pattern and ">" not in pattern:
-        return pattern == subject
-    wanted, there = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        if len(there) < len(wanted):
-            return False
-        wanted, there = wanted[:-1], there[: len(wanted) - 1]
-    if len(wanted) != len(there):
-        return False
-    return all(want in ("*", got) for want, got in zip(wanted, there, strict=True))
+    return pattern == subject or _compiled(pattern)(subject) is not None
+
+
+@cache
+def _compiled(pattern: str) -> Callable[[str], object]:
+    wanted = re.escape(pattern).replace(r"\*", "[^.]+").replace(">", ".+")
+    return re.compile(wanted).fullmatch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache, lru_cache
 from typing import Any, get_type_hints
 from unittest import mock
 
+from headrace import settings
 from headrace.settings import Settings, declaration, load
 
 BASE = Settings()
@@ -46,7 +48,29 @@ def settings_of(options: dict[str, Any], source: str) -> Settings:
     return _loaded(tuple(sorted({**_FIXED, **given, **own}.items())))
 
 
-@lru_cache(maxsize=10_000)
+# The two sources of a history, and the histories of a plan that is shrunk.
+@lru_cache(maxsize=16)
 def _loaded(environment: tuple[tuple[str, str], ...]) -> Settings:
-    with mock.patch.object(declaration, "get_type_hints", _hints):
+    with (
+        mock.patch.object(settings, "get_type_hints", _hints),
+        mock.patch.object(declaration, "get_type_hints", _hints),
+        mock.patch.object(settings, "load_group", _group),
+    ):
         return load(dict(environment))
+
+
+def _group(kind: type, environ: dict[str, str], given: dict[str, object]) -> Any:
+    """Most groups are the same in each history."""
+    assert not given, given
+    own = tuple((name, environ[name]) for name in _names(kind) if name in environ)
+    return _known_group(kind, own)
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(one.metadata["env"] for one in fields(kind))
+
+
+@lru_cache(maxsize=10_000)
+def _known_group(kind: type, environment: tuple[tuple[str, str], ...]) -> Any:
+    return declaration.load_group(kind, dict(environment), {})

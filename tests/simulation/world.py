@@ -12,21 +12,19 @@ import gc
 import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
-from functools import cache, lru_cache, partial
-from typing import Any, TypeVar
+from functools import cache, partial
+from typing import Any
 from unittest import mock
 
-from nats.aio import subscription as nats_subscription
 from nats.js.kv import KeyValue
 
 import headrace.archiver.service as archiver_service
 import headrace.publisher.service as publisher_service
 import headrace.wal_reader.service as reader_service
 from headrace.archiver import file_writer
-from headrace.confirming import row_compiler
 from headrace.errors import HeadraceError
 from headrace.jetstream import provisioning
 from headrace.postgres import catalog as real_catalog
@@ -54,10 +52,9 @@ from tests.simulation.postgres import Cluster, Replication, Slot
 from tests.simulation.postgres import Server as Postgres
 from tests.simulation.server import Server
 from tests.simulation.settings import BASE, settings_of
+from tests.simulation.shortcuts import shortcuts
 from tests.simulation.steps import Steps
 from tests.simulation.stream import Stored, Stream
-
-T = TypeVar("T")
 
 HEAL_S = 30.0
 # How often a history is asked whether it has arrived.
@@ -429,7 +426,7 @@ class World:
             await made.ask()
             return made
 
-        with ExitStack() as stack:
+        with shortcuts(), ExitStack() as stack:
             put = partial(_put, stack)
             for module in _SERVICES.values():
                 put(module, "on_the_bus", self.on_the_bus)
@@ -442,28 +439,13 @@ class World:
             put(real_catalog, "table_facts", catalog.table_facts)
             put(real_catalog, "relations_now", catalog.relations_now)
             put(catalog_watch, "read_publication", catalog.read_publication)
-            # The same few tables, in each epoch of each history.
-            put(row_compiler, "compile", _compiled, create=True)
-            # As Python 3.12 has it: without a task for each message that is awaited.
-            put(asyncio, "wait_for", _wait_for)
-            put(nats_subscription, "uuid4", self.server.number)
             put(KeyValue, "watch", watch)
             put(KeyValue, "keys", list_keys)
             yield
 
 
-def _put(stack: ExitStack, module: Any, name: str, what: Any, *, create: bool = False) -> None:
-    stack.enter_context(mock.patch.object(module, name, what, create=create))
-
-
-async def _wait_for(work: Awaitable[T], timeout: float | None) -> T:
-    async with asyncio.timeout(timeout):
-        return await work
-
-
-@lru_cache(maxsize=1000)
-def _compiled(*given: Any) -> Any:
-    return compile(*given)
+def _put(stack: ExitStack, module: Any, name: str, what: Any) -> None:
+    stack.enter_context(mock.patch.object(module, name, what))
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
@@ -57,17 +58,22 @@ class VirtualNats:
 
     def past(self, seconds: float) -> None:
         """Let this much time pass."""
-        deadline = self.loop.now + seconds
-        self.run(lambda: self.loop.next_at > deadline)
-        self.loop.now = deadline
+        with self._turning():
+            self.loop.run(self.loop.now + seconds)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Let the world turn, without its logs."""
+        """Let the world turn until this holds."""
+        with self._turning():
+            self.loop.run_until(until)
+
+    @contextmanager
+    def _turning(self) -> Iterator[None]:
+        """Without logs."""
         before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         try:
             with virtual_clocks(self.loop, self.chance):
-                self.loop.run_until(until)
+                yield
         finally:
             logging.disable(before)
 

@@ -92,14 +92,14 @@ class Settings:
 def load(environ: Mapping[str, str], **flags: object) -> Settings:
     """Settings from the environment; a flag `group__name` that isn't None takes precedence."""
     groups = {}
+    kinds = get_type_hints(Settings)
     for group in fields(Settings):
-        kind = get_type_hints(Settings)[group.name]
         given = {
             name.removeprefix(f"{group.name}__"): value
             for name, value in flags.items()
             if name.startswith(f"{group.name}__") and value is not None
         }
-        groups[group.name] = load_group(kind, environ, given)
+        groups[group.name] = load_group(kinds[group.name], environ, given)
     settings = Settings(**groups)
     _check_names(settings)
     _check_delivery(settings.delivery)
