@@ -63,6 +63,12 @@ class Table:
         self.columns.append(Column(f"c{number}", number, xid, filled))
         self.by = self.columns_by = xid
 
+    def rename(self, xid: int) -> None:
+        """Another name for the last column: rows keep their form."""
+        last = self.columns[-1]
+        last.name = f"{last.name}r"
+        last.xid = self.by = self.columns_by = xid
+
     def rewrite(self, xid: int) -> None:
         """`ALTER TABLE … ALTER COLUMN a TYPE int USING a * 100`."""
         self.node += 1

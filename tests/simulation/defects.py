@@ -16,8 +16,11 @@ import pytest
 
 from headrace.archive.errors import FileTakenError
 from headrace.archiver import file_writer
+from headrace.archiver import sink as archiver_sink
 from headrace.archiver.builder import Builder
 from headrace.archiver.file_writer import FileWriter
+from headrace.archiver.sink import ArchiveSink
+from headrace.postgres.relation_facts import ReadingAbandonedError
 from headrace.publisher import assembler
 from headrace.publisher.chain_pipe import ChainPipe
 from headrace.publisher.progress_writer import ProgressWriter
@@ -113,6 +116,19 @@ def _gap_at_the_last_row(patch: pytest.MonkeyPatch) -> None:
     without(patch, Builder, "tell_gap", behind, "Position(gap.up_to - 1, 0)")
 
 
+def _abandoned_reading_passed_over(patch: pytest.MonkeyPatch) -> None:
+    """A stop while the catalog doesn't answer leaves a table in the shape that it had before."""
+    patch.setattr(archiver_sink, "ReadingAbandonedError", ReadingAbandonedError, raising=False)
+    describe = "shape = await self._relations.describe(self._scope, decoded, builder.cursor.xid)"
+    without(
+        patch,
+        ArchiveSink,
+        "_on_entry",
+        describe,
+        f"try: {describe}\n            except ReadingAbandonedError: return",
+    )
+
+
 DEFECTS = (
     Defect("one message id for two sources", "sources", _message_ids_of_all_sources_alike),
     Defect("a fork behind unwritten progress", "fork", _fork_judged_by_written_progress),
@@ -122,4 +138,5 @@ DEFECTS = (
     Defect("confirmed before the file is stored", "archive_store", _confirmed_before_the_put),
     Defect("a failed put taken for stored", "archive_store", _last_file_not_read),
     Defect("a gap at the place of a message", "archive_slot", _gap_at_the_last_row),
+    Defect("a table that a stop left unread", "archive_stop", _abandoned_reading_passed_over),
 )

@@ -30,6 +30,8 @@ class Said:
 
     source: str
     numbers: tuple[tuple[int, str], ...] = ()
+    # Of each of them, the columns of its row.
+    columns: tuple[tuple[str, ...], ...] = ()
     gap: tuple[int, int, str] | None = None
     # The table whose shape it tells, and whether it asks for a copy.
     table: str = ""
@@ -47,13 +49,21 @@ def said(payload: bytes) -> Said:
     """What a message says."""
     body: Any = orjson.loads(payload) if payload[:1] in (b"{", b"[") else msgpack.unpackb(payload)
     if isinstance(body, list):
-        return Said(body[0]["source"], tuple(_number(one) for one in body))
+        return _rows(body)
     operation = body["operation"]
     if operation == "GAP":
         return Said(body["source"], gap=(lsn(body["after"]), lsn(body["up_to"]), body["reason"]))
     if operation == "SCHEMA":
         return Said(body["source"], table=body["table"], resync=_wants_copy(body))
-    return Said(body["source"], (_number(body),))
+    return _rows([body])
+
+
+def _rows(events: list[dict[str, Any]]) -> Said:
+    return Said(
+        events[0]["source"],
+        tuple(_number(one) for one in events),
+        tuple(tuple(one.get("data", ())) for one in events),
+    )
 
 
 def _wants_copy(body: dict[str, Any]) -> bool:
@@ -111,7 +121,14 @@ def check_stream(truth: Truth, told: Iterable[Said], *, lanes: bool) -> None:
         places = [known[number] for number, of in there if lane in ("", of)]
         if places != sorted(places):
             raise ViolationError(f"changes are out of order: {numbers}")
-    missing = [one for one in truth.changes if one[1] not in set(numbers)]
+    for message in told:
+        for (number, _), columns in zip(message.numbers, message.columns, strict=True):
+            if columns != truth.columns[number]:
+                raise ViolationError(
+                    f"change {number} has columns {truth.columns[number]}, published: {columns}"
+                )
+    there_numbers = set(numbers)
+    missing = [one for one in truth.changes if one[1] not in there_numbers]
     if unsaid := [one for one in missing if not covered(one[0], gaps_of(told))]:
         raise ViolationError(
             f"changes {[number for _, number, _ in unsaid]} are lost, and in no gap"

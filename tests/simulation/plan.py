@@ -24,7 +24,7 @@ CLASSES = (
     "archive",
 )
 # Few faults of one sort, for defects that need just these.
-FOCUSED = ("archive_store", "archive_slot")
+FOCUSED = ("archive_store", "archive_slot", "archive_stop")
 _LENGTH_S = 2.0
 
 
@@ -103,7 +103,7 @@ def _work(chance: random.Random, kind: str) -> Iterator[Step]:
     if kind in ("ddl", "archive", *FOCUSED) or chance.random() < 0.1:
         for _ in range(chance.choice((1, 2, 3))):
             at = chance.random() * _LENGTH_S
-            yield Step(at, chance.choice(("add", "add_filled", "rewrite", "rewrite")))
+            yield Step(at, chance.choice(("add", "add_filled", "rename", "rewrite", "rewrite")))
 
 
 _Faults = Callable[[random.Random], Iterator[Step]]
@@ -114,18 +114,38 @@ def _faults(chance: random.Random, kind: str, options: dict[str, Any]) -> Iterat
         at = chance.random() * _LENGTH_S
         name = chance.choice(_OF_KIND[kind])
         source = "b" if options["sources"] > 1 and chance.random() < 0.5 else "a"
-        yield Step(at, name, source, chance.random())
+        fault = Step(at, name, source, chance.random())
+        yield fault
+        if name in _BLIND:
+            yield from _changes_meanwhile(chance, fault)
 
+
+def _changes_meanwhile(chance: random.Random, fault: Step) -> Iterator[Step]:
+    """A known table changes, and is written to, while the catalog doesn't answer."""
+    yield Step(fault.at - 0.1 - 0.2 * chance.random(), "commit_all")
+    times = sorted(fault.at + chance.random() * fault.much / 2 for _ in range(2))
+    yield Step(times[0], "rename")
+    yield Step(times[1], "commit", much=12)
+
+
+# Faults during which the catalog doesn't answer.
+_BLIND = ("stop_archiver_blind", "stop_publisher_blind")
 
 _OF_KIND: dict[str, tuple[str, ...]] = {
-    "crash": ("kill_publisher", "kill_publisher", "kill_reader"),
+    "crash": (
+        *("kill_publisher", "kill_publisher", "kill_publisher", "kill_publisher"),
+        *("kill_reader", "kill_reader", "stop_publisher", "stop_reader"),
+    ),
     "network": ("cut_publisher", "cut_reader", "lose", "restart_nats", "hiccups", "cut_postgres"),
     "zombie": ("sleep_publisher", "sleep_publisher", "kill_publisher", "sleep_reader"),
     "slot": ("restart_postgres", "move_slot", "drop_slot", "kill_reader", "kill_publisher"),
     "store": ("lose_stream", "lose_state", "lose_both", "wipe_stream", "kill_publisher"),
     "fork": ("promote", "promote", "promote_abrupt", "kill_publisher", "restart_postgres"),
     "sources": ("kill_publisher", "restart_nats", "hiccups", "cut_publisher", "lose"),
-    "ddl": ("kill_publisher", "restart_nats", "lose_stream", "cut_postgres"),
+    "ddl": (
+        *("kill_publisher", "kill_publisher", "restart_nats", "restart_nats", "lose_stream"),
+        *("lose_stream", "cut_postgres", "cut_postgres", "stop_publisher", "stop_publisher_blind"),
+    ),
     "archive": (
         *("kill_archiver", "kill_archiver", "sleep_archiver", "stop_archiver", "cut_archiver"),
         *("trouble_objects", "trouble_objects", "stop_archiver_blind", "kill_publisher"),
@@ -137,6 +157,7 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
 _OF_KIND |= {
     "archive_store": ("trouble_objects", "kill_archiver"),
     "archive_slot": ("move_slot",),
+    "archive_stop": ("stop_archiver_blind",),
 }
 
 

@@ -179,7 +179,9 @@ class Replication:
         # Set by news of the log, and by an interruption.
         self._attention = asyncio.Event()
         self._news = False
+        # The next transaction, and the end of what was decoded before it.
         self._next = 0
+        self._decoded = 0
         self._ready: list[Any] = []
         self._described: dict[int, tuple[str, ...]] = {}
         self._kept_alive = 0
@@ -253,6 +255,7 @@ class Replication:
         if found.reader is not None or now < found.freed_at:
             raise SlotBusyError(f"slot {slot} is active")
         found.reader, self._slot, self._publication = self, found, publication
+        self._decoded = found.confirmed
         lsns = [one.commit for one in self._cluster.transactions]
         self._next = sum(lsn < found.confirmed for lsn in lsns)
 
@@ -289,13 +292,14 @@ class Replication:
         if self._next < len(cluster.transactions):
             transaction = cluster.transactions[self._next]
             self._next += 1
+            self._decoded = transaction.end
             changes = transaction.changes_of(self._publication)
             # Of a transaction that has nothing for this publication nothing is sent.
             self._ready = self._messages(transaction, changes) if changes else []
             if self._server.chance.random() < 0.2:
                 self._ready.append(Keepalive(transaction.end, reply_wanted=False))
         elif self._kept_alive < cluster.end and self._server.chance.random() < 0.5:
-            self._kept_alive = cluster.end
+            self._kept_alive = self._decoded = cluster.end
             self._ready = [Keepalive(cluster.end, reply_wanted=self._server.chance.random() < 0.5)]
 
     def _messages(self, one: Transaction, changes: list[Change]) -> list[Any]:
@@ -324,7 +328,8 @@ class Replication:
         if self._server.chance.random() < 0.3:
             slot.durable = slot.confirmed
         if answer:
-            self._ready.append(Keepalive(self._cluster.end, reply_wanted=False))
+            # What it has decoded may be far behind the log's end.
+            self._ready.append(Keepalive(self._decoded, reply_wanted=False))
 
 
 def _text(value: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.catalog import Table
@@ -30,18 +31,26 @@ class Steps:
         tables = list(self._world.postgres.primary.tables.values())
         made = []
         for _ in range(count):
-            self._world.numbers += 1
             message = (
                 bool(self._world.plan.options["prefix"]) and self._world.chance.random() < 0.25
             )
-            table = None if message else self._world.chance.choice(tables)
-            columns = table.names if table else ()
-            made.append(Change(0, self._world.numbers, table, columns))
+            made.append(self._change(None if message else self._world.chance.choice(tables)))
         return made
+
+    def one_for_each_table(self) -> list[Change]:
+        return [self._change(table) for table in self._world.postgres.primary.tables.values()]
+
+    def _change(self, table: Table | None) -> Change:
+        self._world.numbers += 1
+        return Change(0, self._world.numbers, table, table.names if table else ())
 
     def commit(self, step: Step) -> None:
         early = self._world.chance.choice((0, 0, 2))
         self._world.postgres.primary.commit(self.changes(int(step.much)), early)
+
+    def commit_all(self, _: Step | None = None) -> None:
+        """A transaction with all tables."""
+        self._world.postgres.primary.commit(self.one_for_each_table(), 0)
 
     def emit(self, _: Step) -> None:
         self._world.numbers += 1
@@ -65,6 +74,10 @@ class Steps:
     def add_filled(self, _: Step) -> None:
         table, xid = self._ddl()
         table.add(xid, filled=True)
+
+    def rename(self, _: Step) -> None:
+        table, xid = self._ddl()
+        table.rename(xid)
 
     def rewrite(self, _: Step) -> None:
         table, xid = self._ddl()
@@ -97,9 +110,21 @@ class Steps:
         self._world.stop("archiver", step.to)
 
     def stop_archiver_blind(self, step: Step) -> None:
+        self._blind(step, self.stop_archiver)
+
+    def stop_publisher(self, step: Step) -> None:
+        self._world.stop("publisher", step.to)
+
+    def stop_publisher_blind(self, step: Step) -> None:
+        self._blind(step, self.stop_publisher)
+
+    def stop_reader(self, step: Step) -> None:
+        self._world.stop("reader", step.to)
+
+    def _blind(self, step: Step, stop: Callable[[Step], None]) -> None:
         """While the catalog answers nobody, though the log comes."""
         self._world.postgres.catalog_up = False
-        self._world.after(step.much / 2, self.stop_archiver, step)
+        self._world.after(step.much / 2, stop, step)
         self._world.after(step.much, self._catalog_back, None)
 
     def _catalog_back(self, _: None) -> None:

@@ -59,6 +59,7 @@ from tests.simulation.stream import Stored, Stream
 HEAL_S = 30.0
 # How often a history is asked whether it has arrived.
 _LOOK_S = 0.25
+_LOOKS_PER_RECORD = 4
 _COLLECT_AFTER = 50_000
 # How long a service may take to stop.
 _STOP_S = 2.0
@@ -327,16 +328,19 @@ class World:
         self.steps.calm()
         deadline = self.loop.now + HEAL_S
         # A loss is noticed by the changes behind it.
-        self.postgres.primary.commit(self.steps.changes(3), 0)
+        self.steps.commit_all()
 
         self.loop.run(self.loop.now + self._patience_s())
+        looks = 0
         while not (self._settled() or self.crashes) and self.loop.now <= deadline:
-            # PostgreSQL itself writes a record now and then.
-            self.postgres.primary.record()
-            self.postgres.primary.wake()
+            if looks % _LOOKS_PER_RECORD == 0:
+                # PostgreSQL itself writes a record now and then.
+                self.postgres.primary.record()
+                self.postgres.primary.wake()
+            looks += 1
             if any(not one.files for one in self.archived.values()):
                 # One that came too late for all changes so far.
-                self.postgres.primary.commit(self.steps.changes(3), 0)
+                self.steps.commit_all()
             self.loop.run(self.loop.now + _LOOK_S)
         if self.crashes:
             raise ViolationError(f"a service crashed: {sorted(set(self.crashes))[:3]}")
