@@ -22,7 +22,8 @@ KEY = b"headrace"
 class ColumnInfo:
     """A column of a table, as the log describes it; `type_name` is the catalog's name.
 
-    `filled`: adding it may have given existing rows a value, which no change reports.
+    `filled`: adding it may have given existing rows a value, which no change reports. `number`: its
+    place in the table's history (`attnum`), which it keeps when it is renamed; 0 if it is unknown.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ColumnInfo:
     type_name: str
     is_key: bool
     filled: bool = True
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

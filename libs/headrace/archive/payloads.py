@@ -156,7 +156,7 @@ def _exact(entry: RowEntry) -> dict[str, Any]:
     return texts
 
 
-def _as_written(text: str) -> dict[str, orjson.Fragment]:
+def members(text: str) -> dict[str, orjson.Fragment]:
     """The members of a JSON object, each as its text: read as Python has them, they could lose
     something.
     """
@@ -186,7 +186,7 @@ def _data(entry: RowEntry, table: TableInfo) -> Any:
         return {}
     # DELETE: the key columns, the others null.
     if entry.exact_json:
-        known = _as_written(entry.before_json or "{}")
+        known = members(entry.before_json or "{}")
     else:
         known = entry.before or {}
     return {

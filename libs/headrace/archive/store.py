@@ -34,7 +34,7 @@ LIST_MAX = 1000
 # An older draft was abandoned: no put takes this long.
 DRAFT_AGE_S = 3600.0
 _DRAFT = "."
-_FAILURES = (exceptions.BaseError, OSError, ValueError)
+FAILURES = (exceptions.BaseError, OSError, ValueError)
 _ABSENT = (FileNotFoundError, exceptions.NotFoundError)
 
 
@@ -108,8 +108,8 @@ class Store:
     ) -> None:
         self.url = url
         try:
-            self._store: Any = _open(url, dict(options or {}), timeout_s)
-        except _FAILURES as error:
+            self._store: Any = open_store(url, dict(options or {}), timeout_s)
+        except FAILURES as error:
             raise ArchiveUnreachableError(
                 f"the archive {url} can't be opened: {_first_line(error)}"
             ) from error
@@ -125,7 +125,7 @@ class Store:
         with self._errors(request):
             try:
                 return self._answer(request)
-            except _FAILURES as error:
+            except FAILURES as error:
                 if isinstance(error, _ABSENT) or not isinstance(request, Get | ByteRange):
                     raise
                 return _too_short(
@@ -167,7 +167,7 @@ class Store:
         with self._errors(request):
             try:
                 return await self._answer_async(request)
-            except _FAILURES as error:
+            except FAILURES as error:
                 if isinstance(error, _ABSENT) or not isinstance(request, Get | ByteRange):
                     raise
                 item = self._metadata(await obstore.head_async(self._store, request.name))
@@ -291,7 +291,7 @@ class Store:
             return
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise FileTakenError(f"{request} was written by another process") from error
-        except _FAILURES as error:
+        except FAILURES as error:
             if isinstance(request, Names):
                 where = f"{self.url}, listed"
             else:
@@ -313,7 +313,7 @@ def _tail(size: int, whole: int | None) -> Any:
     return {"range": {"suffix": size} if whole is None else {"offset": max(0, whole - size)}}
 
 
-def _open(url: str, options: dict[str, str], timeout_s: float) -> Any:
+def open_store(url: str, options: dict[str, str], timeout_s: float) -> Any:
     if url.startswith("file:"):
         return from_url(url, mkdir=True)
     endpoint = (

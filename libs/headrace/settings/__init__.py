@@ -28,6 +28,7 @@ from headrace.settings.choices import (
 )
 from headrace.settings.connections import NatsSettings, PostgresSettings
 from headrace.settings.declaration import load_group, setting
+from headrace.settings.lake import LakeSettings
 from headrace.settings.operation import OtelSettings, ProcessSettings, WatchSettings
 from headrace.settings.publishing import (
     BusSettings,
@@ -48,6 +49,7 @@ __all__ = [
     "Durability",
     "FormatSettings",
     "IngestMode",
+    "LakeSettings",
     "NatsSettings",
     "OtelSettings",
     "OtlpProtocol",
@@ -84,6 +86,7 @@ class Settings:
     state: StateSettings = field(default_factory=StateSettings)
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     archive: ArchiveSettings = field(default_factory=ArchiveSettings)
+    lake: LakeSettings = field(default_factory=LakeSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     otel: OtelSettings = field(default_factory=OtelSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)

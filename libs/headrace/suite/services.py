@@ -46,6 +46,13 @@ AUDIT_WRITER = ServiceFacts(
     ("audit_transactions", "audit_commits", "audit_behind_messages", "audit_gaps"),
     optional=True,
 )
+LAKE = ServiceFacts(
+    "lake",
+    9097,
+    "Keep Iceberg tables current from the archive, all of them at one moment.",
+    ("lake_cuts", "lake_rows", "lake_behind_files", "lake_tables"),
+    optional=True,
+)
 SNAPSHOT_RESPONDER = ServiceFacts(
     "snapshot-responder",
     9093,
@@ -73,6 +80,7 @@ SERVICES = {
         PUBLISHER,
         ARCHIVER,
         AUDIT_WRITER,
+        LAKE,
         SNAPSHOT_RESPONDER,
         SCHEMA_PUBLISHER,
         TELEMETRY,

@@ -87,6 +87,7 @@ def _table_info(shape: RelationShape, key: tuple[str, ...]) -> TableInfo:
             facts.type_names.get((column.type_oid, column.type_modifier), "???"),
             column.name in key,
             _filled(facts, column.name),
+            _number(facts, column.name),
         )
         for column in relation.columns
         if column.name in shown
@@ -98,3 +99,8 @@ def _filled(facts: TableFacts, name: str) -> bool:
     known = facts.columns.get(name)
     # If the catalog has changed since, nobody can say any more what adding the column did.
     return known is None or not known.number or known.filled
+
+
+def _number(facts: TableFacts, name: str) -> int:
+    known = facts.columns.get(name)
+    return 0 if known is None else known.number

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from headrace import log as logs
 from headrace.archive import layout
 from headrace.archive.errors import ArchiveUnreachableError
+from headrace.archive.mark import ArchiveMark
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Store
 from headrace.archiver.builder import Sealed
@@ -19,9 +20,7 @@ from headrace.archiver.open_file import OpenFile
 from headrace.archiver.pyarrow_memory import give_back
 from headrace.archiver.resume_point import (
     ArchiveEnd,
-    ArchiveMark,
     last_info,
-    read_mark,
     resume_point,
 )
 from headrace.bus.frame import Opening
@@ -139,7 +138,7 @@ async def at_the_end(
 ) -> FileWriter:
     """A writer that continues the archive behind its last file."""
     # Its file is where the listing starts: an archive may have a million files.
-    mark = await read_mark(cell)
+    mark = ArchiveMark.of(await cell.read())
     await asyncio.to_thread(store.prepare)
     info = await asyncio.to_thread(last_info, store, mark.file)
     end = resume_point(info, mark, store.url, source)

@@ -8,20 +8,18 @@ lost one.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.archive import layout, segment
 from headrace.archive.chain import name_fault
 from headrace.archive.errors import ArchiveError, WalFileCorruptError, naming
+from headrace.archive.mark import ArchiveMark
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Store
 from headrace.archiver.builder import Begun
 from headrace.bus.frame import Opening
 from headrace.confirming import source_identity
 from headrace.confirming.source_identity import SourceIdentity
-from headrace.jetstream.state import Cell
 from headrace.lsn import ORIGIN, Gap
 
 _TAIL_BYTES = 256 * 1024
@@ -41,29 +39,6 @@ class ArchiveVanishedError(ArchiveError):
         "Mount or restore it: the archiver then continues automatically. Or set "
         "HEADRACE_ARCHIVE_URL to a new, empty location to start a new archive."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveMark:
-    """How far the log contained no change since this file; and that this file existed."""
-
-    archive: str
-    file: int
-    lsn: int
-    url: str
-
-    @classmethod
-    def of(cls, value: Mapping[str, Any] | None) -> ArchiveMark:
-        known = value or {}
-        return cls(
-            known.get("archive", ""),
-            known.get("file", 0),
-            known.get("lsn", 0),
-            known.get("url", ""),
-        )
-
-    def encode(self) -> dict[str, Any]:
-        return {"archive": self.archive, "file": self.file, "lsn": self.lsn, "url": self.url}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +127,3 @@ def resume_point(info: SegmentInfo | None, mark: ArchiveMark, url: str, source: 
     fits = mark.archive == info.archive and mark.file == info.id
     known = max(info.end_lsn, mark.lsn) if fits else info.end_lsn
     return ArchiveEnd(info.archive, info, known, info.next_id, info.epoch + 1)
-
-
-async def read_mark(cell: Cell) -> ArchiveMark:
-    return ArchiveMark.of(await cell.read())

@@ -17,6 +17,7 @@ from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.archive.errors import ArchiveUnreachableError
+from headrace.archive.mark import mark_key
 from headrace.archive.store import Store
 from headrace.archiver import janitor
 from headrace.archiver.archived_table import OPTIONS
@@ -71,7 +72,7 @@ async def _work(
     stats = scope.health.stats
     parked = ObjectStore(client.jetstream(), settings.streams.parked, client.max_payload)
     parking = Parking(settings.delivery.poison, parked, source, stats, "archive_parked_messages")
-    cell = Cell(state, f"archive.{source}")
+    cell = Cell(state, mark_key(source))
     writer: FileWriter | None = None
 
     async def follow() -> None:

@@ -13,7 +13,7 @@ import pytest
 from headrace.archive.entry import RowEntry, RowKind
 from headrace.archive.errors import ArchiveError, WalFileCorruptError
 from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo, decode, encode
-from headrace.archive.payloads import Payloads, _as_written
+from headrace.archive.payloads import Payloads, members
 from headrace.lsn import ORIGIN, Gap, Position
 
 COLUMNS = (ColumnInfo("id", 20, -1, "bigint", True), ColumnInfo("a", 25, -1, "text", False))
@@ -171,7 +171,7 @@ def test_texts_accompany_the_side_that_they_are_of() -> None:
 )
 def test_the_members_of_a_document_are_taken_as_their_texts(text: str) -> None:
     """A comma or a brace within a member is no end of it, and a document may have spaces around."""
-    found = {name: orjson.dumps(part).decode() for name, part in _as_written(text).items()}
+    found = {name: orjson.dumps(part).decode() for name, part in members(text).items()}
     assert {name: json.loads(part) for name, part in found.items()} == json.loads(text)
     assert found.get("a", "1").strip() in {"1", "1.50"}
 

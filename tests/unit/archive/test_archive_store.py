@@ -18,8 +18,9 @@ import pytest
 from headrace.archive import collect as collecting
 from headrace.archive.errors import FileTakenError, StoreFullError, StoreUnfitError
 from headrace.archive.layout import ONCE, file_name
+from headrace.archive.mark import ArchiveMark
 from headrace.archive.store import DRAFT_AGE_S, Head, Store
-from headrace.archiver.resume_point import ArchiveMark, ArchiveVanishedError, resume_point
+from headrace.archiver.resume_point import ArchiveVanishedError, resume_point
 from headrace.bus.frame import Opening
 from headrace.lsn import Gap
 from tests.support.archive_maker import Maker

@@ -12,6 +12,7 @@ import pytest
 from headrace.archive import segment
 from headrace.archive.errors import ArchiveError, WalFileCorruptError
 from headrace.archive.layout import file_name
+from headrace.archive.mark import ArchiveMark
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Get, Names, ObjectMetadata, Request, Store
 from headrace.archiver import resume_point as resuming
@@ -19,7 +20,6 @@ from headrace.archiver.builder import Begun
 from headrace.archiver.resume_point import (
     ArchiveDivergedError,
     ArchiveEnd,
-    ArchiveMark,
     last_info,
     resume_point,
 )

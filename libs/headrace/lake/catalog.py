@@ -1,0 +1,169 @@
+"""The lake's catalog: which metadata is current for each table, and the cuts.
+
+The tables `iceberg_tables` and `iceberg_namespace_properties` are those of Iceberg's JDBC and SQL
+catalogs, which other engines read. A cut changes all pointers and adds its row to `headrace_cuts`
+in one transaction, so no reader sees a part of it, and of two writers one is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headrace.lake.errors import LakeError
+
+CATALOG_NAME = "headrace"
+CREATE = (
+    """CREATE TABLE IF NOT EXISTS iceberg_tables (
+    catalog_name VARCHAR(255) NOT NULL, table_namespace VARCHAR(255) NOT NULL,
+    table_name VARCHAR(255) NOT NULL, metadata_location VARCHAR(1000),
+    previous_metadata_location VARCHAR(1000), iceberg_type VARCHAR(5),
+    PRIMARY KEY (catalog_name, table_namespace, table_name))""",
+    """CREATE TABLE IF NOT EXISTS iceberg_namespace_properties (
+    catalog_name VARCHAR(255) NOT NULL, namespace VARCHAR(255) NOT NULL,
+    property_key VARCHAR(255) NOT NULL, property_value VARCHAR(1000),
+    PRIMARY KEY (catalog_name, namespace, property_key))""",
+    """CREATE TABLE IF NOT EXISTS headrace_cuts (
+    source VARCHAR(255) NOT NULL, cut BIGINT NOT NULL, attempt VARCHAR(64) NOT NULL,
+    lsn BIGINT NOT NULL, ordinal BIGINT NOT NULL, archive_file BIGINT NOT NULL,
+    made_us BIGINT NOT NULL, commit_us BIGINT, tables TEXT NOT NULL,
+    PRIMARY KEY (source, cut))""",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table in the lake: the source's schema is its namespace."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A moment of the source that the lake shows: all tables at one LSN."""
+
+    # The replication slot: several suites may write to one lake.
+    source: str
+    number: int
+    # Made once per try, so that a commit whose answer was lost is recognised.
+    attempt: str
+    # Every change that committed before this LSN is in the cut, and no later one.
+    lsn: int
+    # The ordinal of the last change; 0 if none.
+    ordinal: int
+    # The last archive file that was applied.
+    archive_file: int
+    made_us: int
+    # The commit time of the last transaction, in microseconds since 1970.
+    commit_us: int | None = None
+    # The snapshot of each table, by its name.
+    tables: Mapping[str, int] = field(default_factory=dict)
+
+    def tables_json(self) -> str:
+        """The tables as the catalog stores them."""
+        return json.dumps(self.tables, sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A table's pointer before and after a cut; None where there is no table."""
+
+    table: TableName
+    before: str | None
+    after: str | None
+
+
+class PointerMovedError(LakeError):
+    """Another program has changed a table since it was read: nothing of the cut was written."""
+
+    retry = True
+
+    def __init__(self, table: TableName) -> None:
+        super().__init__(f"another program changed {table} in the catalog")
+        self.table = table
+
+
+class Catalog(Protocol):
+    """A lake's catalog in a database. Blocking; used by one thread at a time."""
+
+    def prepare(self) -> None:
+        """Create the catalog's tables where they don't exist."""
+
+    def last_cut(self, source: str) -> Cut | None:
+        """The last cut of a source."""
+
+    def cuts(self, source: str, limit: int) -> Sequence[Cut]:
+        """The last cuts of a source, the newest first."""
+
+    def tables(self) -> Mapping[TableName, str]:
+        """The location of each table's current metadata."""
+
+    def commit(self, cut: Cut, moves: Sequence[Move], first_kept: int) -> None:
+        """Make a cut, and forget those before `first_kept`. Raises `CutRefusedError` if its number is taken and `PointerMovedError` if a
+        pointer is not what it was; both prove that nothing was written. Another error leaves the
+        outcome in doubt: `last_cut` shows it.
+        """
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+CUT_COLUMNS = "source, cut, attempt, lsn, ordinal, archive_file, made_us, commit_us, tables"
+INSERT_CUT = (
+    f"INSERT INTO headrace_cuts ({CUT_COLUMNS}) "  # noqa: S608  # a constant
+    "VALUES ({}, {}, {}, {}, {}, {}, {}, {}, {})"
+)
+# Cuts whose snapshots are no longer kept.
+DELETE_CUTS = "DELETE FROM headrace_cuts WHERE source = {} AND cut < {}"
+# Iceberg's catalogs know a namespace by its properties.
+NAMESPACE_PROPERTIES = (("exists", "true"),)
+
+
+def row_of(cut: Cut) -> tuple[object, ...]:
+    """A cut as a row of `headrace_cuts`."""
+    return (
+        cut.source,
+        cut.number,
+        cut.attempt,
+        cut.lsn,
+        cut.ordinal,
+        cut.archive_file,
+        cut.made_us,
+        cut.commit_us,
+        cut.tables_json(),
+    )
+
+
+def cut_of(*row: Any) -> Cut:
+    """A row of `headrace_cuts` as a cut."""
+    return Cut(*row[:-1], json.loads(row[-1]))
+
+
+def pointer_change(move: Move) -> tuple[str, tuple[object, ...]]:
+    """The statement that moves a pointer only from where it was, with a brace for each value."""
+    table = move.table
+    key = (CATALOG_NAME, table.namespace, table.name)
+    if move.before is None:
+        return (
+            "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, "
+            "metadata_location, iceberg_type) VALUES ({}, {}, {}, {}, 'TABLE') "
+            "ON CONFLICT DO NOTHING",
+            (*key, move.after),
+        )
+    where = (
+        "WHERE catalog_name = {} AND table_namespace = {} AND table_name = {} "
+        "AND metadata_location = {}"
+    )
+    if move.after is None:
+        return f"DELETE FROM iceberg_tables {where}", (*key, move.before)  # noqa: S608
+    return (
+        "UPDATE iceberg_tables SET metadata_location = {}, previous_metadata_location = {} "
+        f"{where}",
+        (move.after, move.before, *key, move.before),
+    )

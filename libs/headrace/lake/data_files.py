@@ -1,0 +1,141 @@
+"""Arrow tables as Iceberg's files: rows as data files, positions as delete files.
+
+A delete file contains positions of one data file, and its bounds are that file's location: Java's
+compaction relies on it.
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
+
+from headrace.lake.files import LakeFiles
+
+# Iceberg's reserved IDs of the columns of a delete file.
+FILE_PATH_ID = 2147483546
+POSITION_ID = 2147483545
+GROUP_ROWS = 131_072
+_STATISTICS = {"write.metadata.metrics.default": "truncate(16)"}
+_FIELD_ID = "PARQUET:field_id"
+_POSITIONS = pa.schema(
+    [
+        pa.field("file_path", pa.string(), nullable=False, metadata={_FIELD_ID: str(FILE_PATH_ID)}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={_FIELD_ID: str(POSITION_ID)}),
+    ]
+)
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """The Arrow schema of a table's data files, with the columns' field IDs."""
+    return schema_to_pyarrow(schema)
+
+
+def write_rows(files: LakeFiles, folder: str, schema: Schema, rows: pa.Table) -> DataFile:
+    """Write rows, whose columns have the schema's names, as a data file."""
+    wanted = arrow_schema(schema)
+    columns = [
+        rows.column(field.name).cast(field.type)
+        if field.name in rows.column_names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in wanted
+    ]
+    data, footer = _encoded(pa.Table.from_arrays(columns, schema=wanted))
+    location = f"{folder}/data/{uuid.uuid4()}.parquet"
+    files.put(location, data)
+    statistics = data_file_statistics_from_parquet_metadata(
+        footer, compute_statistics_plan(schema, _STATISTICS), parquet_path_to_id_mapping(schema)
+    )
+    return _file(
+        DataFileContent.DATA, location, len(data), statistics.to_serialized_dict(), sort_order_id=0
+    )
+
+
+def write_positions(
+    files: LakeFiles, folder: str, path: str, positions: np.ndarray[Any, Any]
+) -> DataFile:
+    """Write the positions of a data file's deleted rows as a delete file."""
+    paths = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(len(positions), np.int8)), pa.array([path])
+    ).cast(pa.string())
+    rows = pa.Table.from_arrays([paths, pa.array(positions, pa.int64())], schema=_POSITIONS)
+    data, _ = _encoded(rows)
+    location = f"{folder}/data/{uuid.uuid4()}-deletes.parquet"
+    files.put(location, data)
+    bound = {FILE_PATH_ID: path.encode()}
+    statistics = {
+        "record_count": len(positions),
+        "value_counts": {FILE_PATH_ID: len(positions), POSITION_ID: len(positions)},
+        "lower_bounds": bound,
+        "upper_bounds": bound,
+    }
+    return _file(DataFileContent.POSITION_DELETES, location, len(data), statistics)
+
+
+def read_positions(files: LakeFiles, location: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The deleted positions in a delete file, by data file."""
+    table = pq.read_table(pa.BufferReader(files.get(location)), columns=["file_path", "pos"])
+    paths = table.column("file_path").combine_chunks().dictionary_encode()
+    positions = table.column("pos").to_numpy()
+    if isinstance(paths, pa.ChunkedArray):
+        paths = paths.combine_chunks()
+    codes = paths.indices.to_numpy()
+    return {
+        name: np.sort(positions[codes == code])
+        for code, name in enumerate(paths.dictionary.to_pylist())
+    }
+
+
+def read_columns(files: LakeFiles, location: str, ids: list[int]) -> pa.Table:
+    """Columns of a data file by their field IDs; absent ones, which are null, are left out."""
+    file = pq.ParquetFile(pa.BufferReader(files.get(location)))
+    by_id = {
+        int((field.metadata or {}).get(_FIELD_ID.encode(), b"-1")): field.name
+        for field in file.schema_arrow
+    }
+    names = {number: by_id[number] for number in ids if number in by_id}
+    table = file.read(columns=list(names.values()), use_threads=False)
+    return table.select(list(names.values())).rename_columns([str(number) for number in names])
+
+
+def _encoded(rows: pa.Table) -> tuple[bytes, pq.FileMetaData]:
+    sink = io.BytesIO()
+    with pq.ParquetWriter(
+        sink, rows.schema, compression="zstd", compression_level=1, store_schema=False
+    ) as writer:
+        writer.write_table(rows, row_group_size=GROUP_ROWS)
+    return sink.getvalue(), writer.writer.metadata
+
+
+def _file(
+    content: DataFileContent,
+    location: str,
+    size: int,
+    statistics: dict[str, Any],
+    sort_order_id: int | None = None,
+) -> DataFile:
+    return DataFile.from_args(
+        content=content,
+        file_path=location,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        file_size_in_bytes=size,
+        sort_order_id=sort_order_id,
+        spec_id=0,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics,
+    )

@@ -1,0 +1,287 @@
+"""A table's next snapshot as it grows: rows that come and go before anything is committed.
+
+New rows wait in memory until there are enough for a file, or the cut is made. Rows that go are
+positions of data files, or of waiting rows, which are then never written. What is written by a
+draft that is given up is not referred to by any cut.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+
+from headrace.lake import data_files, locate
+from headrace.lake.files import LakeFiles
+from headrace.lake.locate import Ints, Needles
+from headrace.lake.snapshots import FileChanges, TableSnapshot
+
+# Waiting rows are written when they take this much memory.
+WAITING_BYTES_MAX = 64 << 20
+_NONE: Ints = np.array([], np.int64)
+
+
+class ColumnCache:
+    """Key columns of data files, which don't change; the ones used last stay."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._tables: OrderedDict[tuple[str, tuple[int, ...]], pa.Table] = OrderedDict()
+
+    def get(self, path: str, ids: Sequence[int], read: Callable[[], pa.Table]) -> pa.Table:
+        """Columns of a file, read if they are not in memory."""
+        place = (path, tuple(ids))
+        table = self._tables.get(place)
+        if table is None:
+            table = read()
+            self._tables[place] = table
+            self._bytes += table.nbytes
+        self._tables.move_to_end(place)
+        while self._bytes > self._bytes_max and len(self._tables) > 1:
+            _, dropped = self._tables.popitem(last=False)
+            self._bytes -= dropped.nbytes
+        return table
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Rows that are not in a file yet, and which of them still exist."""
+
+    rows: pa.Table
+    lives: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumns:
+    """The columns of a key, by their field IDs; `exact` are those of them whose value in some key
+    is a text beside the column.
+    """
+
+    ids: tuple[int, ...]
+    exact: tuple[str, ...] = ()
+    exact_id: int | None = None
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """The columns to read."""
+        if self.exact and self.exact_id is not None:
+            return (*self.ids, self.exact_id)
+        return self.ids
+
+    def of(self, column: Callable[[int], pa.Array]) -> list[pa.Array]:
+        """The values to compare, from the columns that `column` returns."""
+        found = [column(number) for number in self.ids]
+        if self.exact and self.exact_id is not None:
+            texts = column(self.exact_id)
+            found += [locate.entry_of(texts, name) for name in self.exact]
+        return found
+
+
+@dataclass(slots=True)
+class Found:
+    """Rows of the lake with the keys that were searched for."""
+
+    # Positions by data file, and by the number of the waiting rows.
+    in_files: dict[str, Ints] = field(default_factory=dict)
+    waiting: dict[int, Ints] = field(default_factory=dict)
+    # The keys of these rows, in the same order.
+    codes: dict[str | int, Ints] = field(default_factory=dict)
+
+
+class TableDraft:
+    """The next snapshot of a table."""
+
+    def __init__(
+        self, files: LakeFiles, table: TableSnapshot, cache: ColumnCache, schema: Schema
+    ) -> None:
+        self._files = files
+        self._table = table
+        self._cache = cache
+        self.schema = schema
+        self._added: dict[str, DataFile] = {}
+        self._removed: set[str] = set()
+        self._deleted: dict[str, list[Ints]] = {}
+        # Positions in delete files of the current snapshot, read when needed.
+        self._known_deleted: dict[str, Ints] = {}
+        self._shared: dict[str, Ints] | None = None
+        self._waiting: list[_Waiting] = []
+
+    @property
+    def changed(self) -> bool:
+        """Whether the draft differs from the current snapshot."""
+        return bool(self._added or self._removed or self._deleted or self._waiting)
+
+    @property
+    def files(self) -> list[tuple[str, DataFile]]:
+        """The data files as of the draft."""
+        kept = [
+            (path, live.file)
+            for path, live in self._table.files.data.items()
+            if path not in self._removed
+        ]
+        return [*kept, *self._added.items()]
+
+    def truncate(self) -> None:
+        """All rows go."""
+        self._removed.update(self._table.files.data)
+        self._added.clear()
+        self._deleted.clear()
+        self._waiting.clear()
+
+    def add_files(self, files: Sequence[DataFile]) -> None:
+        """Rows that are in files already come."""
+        self._added.update((file.file_path, file) for file in files)
+
+    def remove_files(self, paths: Sequence[str]) -> None:
+        """Files go; what they contained is in others."""
+        for path in paths:
+            if self._added.pop(path, None) is None:
+                self._removed.add(path)
+            self._deleted.pop(path, None)
+
+    def append(self, rows: pa.Table) -> None:
+        """New rows come."""
+        if rows.num_rows:
+            self._waiting.append(_Waiting(rows, np.ones(rows.num_rows, np.bool_)))
+        if sum(waiting.rows.nbytes for waiting in self._waiting) > WAITING_BYTES_MAX:
+            self.write_waiting()
+
+    def find(self, needles: Needles, key: KeyColumns, counts: Ints | None = None) -> Found:
+        """Where the rows with these keys are; with counts, as many rows of each key."""
+        found = Found()
+        left = None if counts is None else counts.copy()
+        for number, waiting in enumerate(self._waiting):
+            codes = needles.codes_of(key.of(partial(self._waiting_column, waiting.rows)))
+            codes[~waiting.lives] = -1
+            rows = _taken(codes, left)
+            if len(rows):
+                found.waiting[number] = rows
+                found.codes[number] = codes[rows]
+        for path, file in self.files:
+            rows, codes = self._find_in_file(path, file, needles, key, left)
+            if len(rows):
+                found.in_files[path] = rows
+                found.codes[path] = codes
+        return found
+
+    def _find_in_file(
+        self,
+        path: str,
+        file: DataFile,
+        needles: Needles,
+        key: KeyColumns,
+        left: Ints | None,
+    ) -> tuple[Ints, Ints]:
+        columns = self.columns(path, key.read)
+        size = file.record_count
+        codes = needles.codes_of(key.of(lambda number: _column(columns, str(number), size)))
+        if (codes >= 0).any():
+            codes[self.deleted(path)] = -1
+        rows = _taken(codes, left)
+        return rows, codes[rows]
+
+    def _waiting_column(self, rows: pa.Table, number: int) -> pa.Array:
+        return _column(rows, self.schema.find_column_name(number), rows.num_rows)
+
+    def columns(self, path: str, ids: Sequence[int]) -> pa.Table:
+        """Columns of a data file, with their field IDs as names; absent ones are null."""
+        return self._cache.get(
+            path, ids, lambda: data_files.read_columns(self._files, path, list(ids))
+        )
+
+    def deleted(self, path: str) -> Ints:
+        """The positions of a data file's deleted rows."""
+        if path not in self._known_deleted:
+            self._known_deleted[path] = self._read_deleted(path)
+        return np.concatenate([self._known_deleted[path], *self._deleted.get(path, [])])
+
+    def _read_deleted(self, path: str) -> Ints:
+        if self._shared is None:
+            self._shared = {}
+            for location in self._table.files.shared_deletes:
+                for target, positions in data_files.read_positions(self._files, location).items():
+                    before = self._shared.get(target, _NONE)
+                    self._shared[target] = np.union1d(before, positions)
+        own = self._table.files.deletes.get(path)
+        positions = self._shared.get(path, _NONE)
+        if own is not None:
+            read = data_files.read_positions(self._files, own.file.file_path)
+            positions = np.union1d(positions, read.get(path, _NONE))
+        return positions
+
+    def delete(self, found: Found) -> None:
+        """The rows go."""
+        for path, positions in found.in_files.items():
+            self._deleted.setdefault(path, []).append(positions)
+        for number, rows in found.waiting.items():
+            self._waiting[number].lives[rows] = False
+
+    def values(self, found: Found, number: int, name: str) -> dict[int, Any]:
+        """The values of a column in the rows that were found, as Arrow scalars, by key."""
+        values: dict[int, Any] = {}
+        for place, rows in [*found.in_files.items(), *found.waiting.items()]:
+            if isinstance(place, str):
+                column = _column(
+                    data_files.read_columns(self._files, place, [number]), str(number), 0
+                )
+            else:
+                column = _column(self._waiting[place].rows, name, 0)
+            for code, row in zip(found.codes[place].tolist(), rows.tolist(), strict=True):
+                values[code] = column[row] if len(column) else None
+        return values
+
+    def write_waiting(self) -> None:
+        """Write the waiting rows that still exist as a data file."""
+        living = [each.rows.filter(pa.array(each.lives)) for each in self._waiting]
+        self._waiting.clear()
+        rows = pa.concat_tables([each for each in living if each.num_rows]) if living else None
+        if rows is not None and rows.num_rows:
+            file = data_files.write_rows(
+                self._files, self._table.metadata.location, self.schema, rows
+            )
+            self._added[file.file_path] = file
+
+    def finish(self) -> FileChanges:
+        """Write everything that waits; what the next snapshot changes."""
+        self.write_waiting()
+        changes = FileChanges(list(self._added.values()), set(self._removed))
+        for path in self._deleted:
+            positions = np.unique(self.deleted(path))
+            if path in self._added and len(positions) == self._added[path].record_count:
+                # Every row of a new file is gone again: nothing refers to it.
+                changes.added.remove(self._added[path])
+                continue
+            live = self._table.files.data.get(path)
+            if live is not None and len(positions) == live.file.record_count:
+                changes.removed.add(path)
+                continue
+            changes.deletes[path] = data_files.write_positions(
+                self._files, self._table.metadata.location, path, positions
+            )
+        return changes
+
+
+def _taken(codes: Ints, left: Ints | None) -> Ints:
+    """Rows with wanted keys; where rows are counted, not more than are left."""
+    if left is None:
+        return np.flatnonzero(codes >= 0)
+    rows = locate.rows_of(codes, len(left), counts=left)
+    np.subtract.at(left, codes[rows], 1)
+    return rows
+
+
+def _column(table: pa.Table, name: str | None, rows: int) -> pa.Array:
+    if name not in table.column_names:
+        return pa.nulls(rows)
+    column = table.column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks else pa.nulls(rows)
+    return column

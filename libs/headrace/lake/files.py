@@ -1,0 +1,191 @@
+"""The lake's files in a folder or a bucket, by their whole locations. Blocking.
+
+Promises that a local file is on disk when `put` returns, and that `put` never overwrites: every
+name contains a random part. Translates the store's errors.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from pyiceberg.io import FileIO, InputFile, OutputFile
+
+from headrace.archive.store import FAILURES, open_store
+from headrace.lake.errors import LakeError, LakeUnreachableError
+
+TIMEOUT_S = 60.0
+
+
+class LakeFiles:
+    """Objects below the root location of a lake."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.root = url.rstrip("/")
+        self._store = open_store(url, {}, timeout_s)
+        parts = urlsplit(url)
+        self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+    def location(self, name: str) -> str:
+        """The whole location of a name below the root."""
+        return f"{self.root}/{name}"
+
+    def put(self, location: str, data: bytes | memoryview) -> None:
+        """Write a new file; on disk when this returns."""
+        name = self._name(location)
+        try:
+            if self._folder is None:
+                obstore.put(self._store, name, bytes(data), use_multipart=len(data) > 64 << 20)
+            else:
+                _write_synced(self._folder / name, data)
+        except FAILURES as error:
+            raise LakeUnreachableError(f"{location} can't be written: {error}") from error
+
+    def get(self, location: str) -> bytes:
+        """A file's content."""
+        name = self._name(location)
+        try:
+            if self._folder is not None:
+                return (self._folder / name).read_bytes()
+            return bytes(obstore.get(self._store, name).bytes())
+        except FileNotFoundError as error:
+            raise LakeError(
+                f"{location} is missing",
+                remedy="Restore it, or copy the table again with `headrace lake backfill`.",
+            ) from error
+        except FAILURES as error:
+            raise LakeUnreachableError(f"{location} can't be read: {error}") from error
+
+    def size(self, location: str) -> int:
+        """A file's size in bytes."""
+        try:
+            return int(obstore.head(self._store, self._name(location))["size"])
+        except FAILURES as error:
+            raise LakeUnreachableError(f"{location} can't be read: {error}") from error
+
+    def delete(self, locations: list[str]) -> None:
+        """Remove files; it is no error if one doesn't exist."""
+        for location in locations:
+            try:
+                obstore.delete(self._store, self._name(location))
+            except FileNotFoundError:
+                continue
+            except FAILURES as error:
+                raise LakeUnreachableError(f"{location} can't be removed: {error}") from error
+
+    def walk(self, below: str) -> Iterator[tuple[str, int, float]]:
+        """Location, size and time of the last change of each file below a location."""
+        try:
+            for page in obstore.list(self._store, self._name(below)):
+                for item in page:
+                    yield (
+                        self.location(item["path"]),
+                        item["size"],
+                        item["last_modified"].timestamp(),
+                    )
+        except FAILURES as error:
+            raise LakeUnreachableError(f"{below} can't be listed: {error}") from error
+
+    def _name(self, location: str) -> str:
+        if not location.startswith(f"{self.root}/"):
+            raise LakeError(
+                f"{location} is not in the lake {self.root}",
+                remedy="A lake can't be moved: use the URL that it was created with.",
+            )
+        return location[len(self.root) + 1 :]
+
+
+def _write_synced(path: Path, data: bytes | memoryview) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    # The name is durable only with its folder.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class _Read(InputFile):
+    """A file as PyIceberg reads it: fetched as a whole."""
+
+    def __init__(self, files: LakeFiles, location: str) -> None:
+        super().__init__(location)
+        self._files = files
+
+    def __len__(self) -> int:
+        return self._files.size(self.location)
+
+    def exists(self) -> bool:
+        """Internal: never asked; a file is read or not."""
+        return True
+
+    def open(self, seekable: bool = True) -> Any:  # noqa: ARG002, FBT001, FBT002  # PyIceberg's
+        """Internal: the content."""
+        return io.BytesIO(self._files.get(self.location))
+
+
+class _Stream(io.BytesIO):
+    """Bytes that are written to the lake when they are complete."""
+
+    def __init__(self, written: _Written) -> None:
+        super().__init__()
+        self._written = written
+
+    def close(self) -> None:
+        if not self.closed:
+            self._written.take(self.getvalue())
+        super().close()
+
+
+class _Written(OutputFile):
+    """A file as PyIceberg writes it."""
+
+    def __init__(self, files: LakeFiles, location: str) -> None:
+        super().__init__(location)
+        self._files = files
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def exists(self) -> bool:
+        """Internal: names are new."""
+        return False
+
+    def to_input_file(self) -> InputFile:
+        """Internal: the same file, to be read."""
+        return _Read(self._files, self.location)
+
+    def create(self, overwrite: bool = False) -> Any:  # noqa: ARG002, FBT001, FBT002  # PyIceberg's
+        """Internal: where to write."""
+        return _Stream(self)
+
+    def take(self, data: bytes) -> None:
+        self._size = len(data)
+        self._files.put(self.location, data)
+
+
+class LakeIO(FileIO):
+    """The lake's files for PyIceberg."""
+
+    def __init__(self, files: LakeFiles) -> None:
+        super().__init__({})
+        self._files = files
+
+    def new_input(self, location: str) -> InputFile:
+        return _Read(self._files, location)
+
+    def new_output(self, location: str) -> OutputFile:
+        return _Written(self._files, location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        self._files.delete([location if isinstance(location, str) else location.location])

@@ -1,0 +1,101 @@
+"""A lake's catalog in a PostgreSQL database, for lakes that several machines use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from headrace.lake import catalog
+from headrace.lake.catalog import CATALOG_NAME, Cut, Move, PointerMovedError, TableName
+from headrace.lake.errors import CutRefusedError, LakeUnreachableError
+
+
+class PostgresCatalog:
+    """Implements `Catalog` in a PostgreSQL database."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+
+    def prepare(self) -> None:
+        with self._session() as session, session.transaction():
+            # Two services that start at the same moment would both create the tables.
+            session.execute("SELECT pg_advisory_xact_lock(hashtext('headrace lake'))")
+            for statement in catalog.CREATE:
+                session.execute(statement)
+
+    def last_cut(self, source: str) -> Cut | None:
+        return next(iter(self.cuts(source, 1)), None)
+
+    def cuts(self, source: str, limit: int) -> Sequence[Cut]:
+        with self._session() as session:
+            rows = session.execute(
+                f"SELECT {catalog.CUT_COLUMNS} FROM headrace_cuts WHERE source = %s "  # noqa: S608
+                "ORDER BY cut DESC LIMIT %s",
+                (source, limit),
+            ).fetchall()
+        return [catalog.cut_of(*row) for row in rows]
+
+    def tables(self) -> Mapping[TableName, str]:
+        with self._session() as session:
+            rows = session.execute(
+                "SELECT table_namespace, table_name, metadata_location FROM iceberg_tables "
+                "WHERE catalog_name = %s",
+                (CATALOG_NAME,),
+            ).fetchall()
+        return {TableName(namespace, name): location for namespace, name, location in rows}
+
+    def commit(self, cut: Cut, moves: Sequence[Move], first_kept: int) -> None:
+        with self._session() as session:
+            try:
+                with session.transaction():
+                    session.execute(
+                        catalog.INSERT_CUT.format(*["%s"] * 9),  # type: ignore[arg-type]
+                        catalog.row_of(cut),
+                    )
+                    session.execute(
+                        catalog.DELETE_CUTS.format("%s", "%s"),  # type: ignore[arg-type]
+                        (cut.source, first_kept),
+                    )
+                    for move in moves:
+                        _move(session, move)
+            except psycopg.errors.UniqueViolation as error:
+                raise CutRefusedError(f"cut {cut.number} was made by another process") from error
+
+    @contextmanager
+    def _session(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """The connection, opened again if it was lost."""
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = psycopg.connect(
+                    self._url, autocommit=True, application_name="headrace lake"
+                )
+            yield self._connection
+        except psycopg.Error as error:
+            self.close()
+            raise LakeUnreachableError(f"the lake's catalog: {str(error).strip()}") from error
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _move(session: psycopg.Connection[tuple[Any, ...]], move: Move) -> None:
+    table = move.table
+    for entry in catalog.NAMESPACE_PROPERTIES:
+        session.execute(
+            "INSERT INTO iceberg_namespace_properties VALUES (%s, %s, %s, %s) "
+            "ON CONFLICT DO NOTHING",
+            (CATALOG_NAME, table.namespace, *entry),
+        )
+    statement, values = catalog.pointer_change(move)
+    changed = session.execute(
+        statement.format(*["%s"] * len(values)),  # type: ignore[arg-type]
+        values,
+    ).rowcount
+    if changed != 1:
+        raise PointerMovedError(table)

@@ -1,0 +1,352 @@
+"""Writes a lake: applies archive files to tables, and makes cuts.
+
+Promises: a cut contains exactly the changes that committed before its LSN, of every table; readers
+see all of it or nothing; whatever happens, the next writer continues from the last cut alone. A
+commit whose answer was lost is recognised by its attempt, and never made twice or undone.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata, new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+    TableUpdate,
+)
+
+from headrace.archive.metadata import SegmentInfo
+from headrace.lake import snapshots
+from headrace.lake.apply import RowMissingError, apply
+from headrace.lake.catalog import Catalog, Cut, Move, TableName
+from headrace.lake.draft import ColumnCache, TableDraft
+from headrace.lake.errors import CutRefusedError, ForeignTableError, LakeError
+from headrace.lake.files import LakeFiles, LakeIO
+from headrace.lake.snapshots import TableFiles, TableSnapshot
+from headrace.lake.tables import LakeTable, evolve
+from headrace.lsn import format_lsn
+
+# pyarrow's stubs lack calls that are used here.
+pc: Any = pyarrow.compute
+_TABLE = "headrace.table"
+_SOURCE = "headrace.source"
+_PROPERTIES = {
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The database that a lake's tables come from."""
+
+    slot: str
+    system_id: str
+    timeline: int
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A table that the writer keeps current."""
+
+    table: LakeTable
+    snapshot: TableSnapshot
+    draft: TableDraft
+    # Whether the current metadata describes this table as it is now.
+    described: bool = True
+    # None in the catalog yet.
+    new: bool = False
+
+
+class LakeWriter:
+    """The only writer of a source's tables; used by one thread at a time."""
+
+    def __init__(
+        self, files: LakeFiles, catalog: Catalog, source: Source, cache_bytes: int, keep_cuts: int
+    ) -> None:
+        self._files = files
+        self._io = LakeIO(files)
+        self._catalog = catalog
+        self._source = source
+        self._cache = ColumnCache(cache_bytes)
+        self._keep_cuts = keep_cuts
+        self._followed: dict[TableName, _Followed] = {}
+        self._dropped: dict[TableName, str] = {}
+        # Why a table has to be copied again.
+        self.to_copy: dict[TableName, str] = {}
+        self.last_cut: Cut | None = None
+
+    def open(self) -> None:
+        """Read the last cut and its tables; forget everything else."""
+        self._catalog.prepare()
+        self._followed.clear()
+        self._dropped.clear()
+        self.to_copy.clear()
+        self.last_cut = self._catalog.last_cut(self._source.slot)
+        for name, location in self._catalog.tables().items():
+            snapshot = snapshots.load(self._io, location)
+            if snapshot.metadata.properties.get(_SOURCE) == self._source.slot:
+                body = orjson.loads(snapshot.metadata.properties[_TABLE])
+                self._follow(LakeTable.decode(name, body), snapshot)
+
+    def _follow(self, table: LakeTable, snapshot: TableSnapshot, *, new: bool = False) -> _Followed:
+        schema = snapshot.metadata.schema()
+        draft = TableDraft(self._files, snapshot, self._cache, schema)
+        self._followed[table.name] = _Followed(table, snapshot, draft, new=new)
+        return self._followed[table.name]
+
+    @property
+    def tables(self) -> Mapping[TableName, LakeTable]:
+        """The tables that are kept current."""
+        return {name: followed.table for name, followed in self._followed.items()}
+
+    @property
+    def complete_from(self) -> int:
+        """The first LSN at which all tables show the same moment: copies are of different ones."""
+        return max((each.table.from_lsn for each in self._followed.values()), default=0)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the next cut would differ from the last one."""
+        return bool(self._dropped) or any(
+            each.draft.changed or each.new or not each.described
+            for each in self._followed.values()
+        )
+
+    # Copies
+
+    def table_for_copy(self, name: TableName) -> LakeTable | None:
+        """The table as the lake has it; None if it is new."""
+        followed = self._followed.get(name)
+        return None if followed is None else followed.table
+
+    def prepare_copy(self, table: LakeTable) -> tuple[str, Schema]:
+        """Where to write the copy's files, and their schema."""
+        followed = self._followed.get(table.name)
+        if followed is None:
+            return self._folder(table.name), table.schema(0)
+        return followed.snapshot.metadata.location, self._next_schema(followed.snapshot, table)
+
+    def adopt(self, table: LakeTable, folder: str, files: Sequence[DataFile]) -> None:
+        """The table is what the copy contains."""
+        followed = self._followed.get(table.name)
+        if followed is None:
+            followed = self._create(table, folder)
+        else:
+            self._reshape(followed, table)
+        followed.draft.truncate()
+        followed.draft.add_files(files)
+        self.to_copy.pop(table.name, None)
+
+    def _folder(self, name: TableName) -> str:
+        return self._files.location(f"{_quoted(name.namespace)}/{_quoted(name.name)}-{_new_id()}")
+
+    def _create(self, table: LakeTable, folder: str) -> _Followed:
+        if table.name in self._catalog.tables():
+            raise ForeignTableError(
+                f"the catalog has a table {table.name} that this suite did not make",
+                remedy="Rename it, drop it, or use another lake.",
+            )
+        schema = table.schema(0)
+        metadata = new_table_metadata(
+            schema,
+            UNPARTITIONED_PARTITION_SPEC,
+            UNSORTED_SORT_ORDER,
+            folder,
+            {"format-version": "2", **_PROPERTIES, **self._described(table)},
+        )
+        # It numbers fields again, in another order; files have the numbers of the table.
+        metadata = metadata.model_copy(
+            update={"schemas": [schema], "last_column_id": table.last_id}
+        )
+        return self._follow(table, TableSnapshot(metadata, "", TableFiles()), new=True)
+
+    def drop(self, name: TableName) -> None:
+        """The table is not part of the next cut."""
+        followed = self._followed.pop(name)
+        if not followed.new:
+            self._dropped[name] = followed.snapshot.location
+        self.to_copy.pop(name, None)
+
+    # Changes
+
+    def take(self, info: SegmentInfo, rows: pa.Table) -> None:
+        """Apply an archive file's rows."""
+        for name, version, batch in _runs(rows):
+            followed = self._followed.get(name)
+            if followed is None or name in self.to_copy:
+                continue
+            batch = _since(batch, followed.table.from_lsn)
+            if not batch.num_rows:
+                continue
+            shape = info.table(name.namespace, name.name, version)
+            if shape is None:
+                raise LakeError(f"archive file {info.id} does not describe {name}")
+            evolution = evolve(followed.table, shape)
+            if evolution.copy is not None:
+                self.to_copy[name] = evolution.copy
+                continue
+            if evolution.table != followed.table:
+                self._reshape(followed, evolution.table)
+            try:
+                apply(followed.draft, followed.table, batch)
+            except RowMissingError as error:
+                self.to_copy[name] = str(error)
+
+    def _reshape(self, followed: _Followed, table: LakeTable) -> None:
+        schema = self._next_schema(followed.snapshot, table)
+        if schema.schema_id != followed.draft.schema.schema_id or schema != followed.draft.schema:
+            # Waiting rows have the columns from before.
+            followed.draft.write_waiting()
+            followed.draft.schema = schema
+        followed.table = table
+        followed.described = False
+
+    def _next_schema(self, snapshot: TableSnapshot, table: LakeTable) -> Schema:
+        current = snapshot.metadata.schema()
+        schema = table.schema(current.schema_id)
+        if schema == current:
+            return current
+        highest = max(known.schema_id for known in snapshot.metadata.schemas)
+        return table.schema(highest + 1)
+
+    # Cuts
+
+    def cut(self, lsn: int, ordinal: int, archive_file: int, commit_us: int | None) -> Cut:
+        """Make a cut of all tables at an LSN; raises and changes nothing if another was made."""
+        number = 1 if self.last_cut is None else self.last_cut.number + 1
+        attempt = _new_id()
+        properties = {
+            "headrace.cut": str(number),
+            "headrace.lsn": format_lsn(lsn),
+            "headrace.archive-file": str(archive_file),
+            "headrace.system-id": self._source.system_id,
+            "headrace.timeline": str(self._source.timeline),
+        }
+        written = {
+            name: self._write(followed, properties)
+            for name, followed in self._followed.items()
+            if followed.draft.changed or followed.new or not followed.described
+        }
+        moves = [
+            Move(name, self._followed[name].snapshot.location or None, snapshot.location)
+            for name, snapshot in written.items()
+        ] + [Move(name, location, None) for name, location in self._dropped.items()]
+        current = {
+            str(name): written.get(name, followed.snapshot).metadata.current_snapshot_id or 0
+            for name, followed in self._followed.items()
+        }
+        cut = Cut(
+            self._source.slot,
+            number,
+            attempt,
+            lsn,
+            ordinal,
+            archive_file,
+            time.time_ns() // 1000,
+            commit_us,
+            current,
+        )
+        self._commit(cut, moves)
+        for name, snapshot in written.items():
+            self._follow(self._followed[name].table, snapshot)
+        self._dropped.clear()
+        self.last_cut = cut
+        return cut
+
+    def _commit(self, cut: Cut, moves: Sequence[Move]) -> None:
+        try:
+            self._catalog.commit(cut, moves, cut.number - self._keep_cuts)
+        except CutRefusedError:
+            # The answer to an earlier try of this very commit may have been lost.
+            if not self._made(cut):
+                raise
+        except LakeError as error:
+            if not error.retry or not self._made(cut):
+                raise
+
+    def _made(self, cut: Cut) -> bool:
+        known = self._catalog.last_cut(self._source.slot)
+        return known is not None and (known.number, known.attempt) == (cut.number, cut.attempt)
+
+    def _write(self, followed: _Followed, properties: Mapping[str, str]) -> TableSnapshot:
+        changes = followed.draft.finish()
+        metadata = followed.snapshot.metadata
+        return snapshots.next_snapshot(
+            self._io,
+            followed.snapshot,
+            changes,
+            properties,
+            self._updates(followed, metadata),
+            self._expired(metadata),
+        )
+
+    def _updates(self, followed: _Followed, metadata: TableMetadata) -> Iterator[TableUpdate]:
+        schema = followed.draft.schema
+        if schema.schema_id != metadata.current_schema_id:
+            yield AddSchemaUpdate(schema=schema)
+            yield SetCurrentSchemaUpdate(schema_id=-1)
+        if not followed.described:
+            yield SetPropertiesUpdate(updates=self._described(followed.table))
+
+    def _described(self, table: LakeTable) -> dict[str, str]:
+        return {_SOURCE: self._source.slot, _TABLE: orjson.dumps(table.encode()).decode()}
+
+    def _expired(self, metadata: TableMetadata) -> list[int]:
+        """Snapshots beyond those that are kept; tags and branches keep theirs."""
+        kept = {ref.snapshot_id for ref in metadata.refs.values()}
+        ordered = sorted(metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
+        surplus = ordered[: max(0, len(ordered) + 1 - self._keep_cuts)]
+        return [each.snapshot_id for each in surplus if each.snapshot_id not in kept]
+
+
+def _quoted(name: str) -> str:
+    """A name as a part of a location."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in name)
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _since(batch: pa.Table, lsn: int) -> pa.Table:
+    """The rows of transactions that committed at an LSN or later."""
+    return batch.filter(pc.greater_equal(batch.column("commit_lsn"), lsn))
+
+
+def _runs(rows: pa.Table) -> Iterator[tuple[TableName, int, pa.Table]]:
+    """The rows of each table in their order, cut where its shape changes."""
+    codes = {}
+    for name in ("schema", "table"):
+        column = rows.column(name).cast(pa.string()).combine_chunks()
+        codes[name] = pc.dictionary_encode(column)
+    schemas, tables = (
+        pc.fill_null(each.indices, -1).to_numpy().astype(np.int64) for each in codes.values()
+    )
+    both = np.where(schemas < 0, -1, schemas * (len(codes["table"].dictionary) + 1) + tables)
+    versions = pc.fill_null(rows.column("schema_version"), 0).to_numpy()
+    for code in np.unique(both[both >= 0]).tolist():
+        places = np.flatnonzero(both == code)
+        name = TableName(
+            codes["schema"].dictionary[int(schemas[places[0]])].as_py(),
+            codes["table"].dictionary[int(tables[places[0]])].as_py(),
+        )
+        edges = np.flatnonzero(np.diff(versions[places])) + 1
+        for run in np.split(places, edges):
+            yield name, int(versions[run[0]]), rows.take(pa.array(run))
