@@ -21,9 +21,11 @@ BOX: Final = 603
 FLOAT4: Final = 700
 FLOAT8: Final = 701
 MONEY: Final = 790
+DATE: Final = 1082
 TIMESTAMP: Final = 1114
 TIMESTAMPTZ: Final = 1184
 TIMETZ: Final = 1266
+NUMERIC: Final = 1700
 JSONB: Final = 3802
 
 # From pg_type of PostgreSQL 18: typarray and oid, without catalog row types.
