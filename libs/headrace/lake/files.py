@@ -128,7 +128,7 @@ class _Read(InputFile):
         """Internal: never asked; a file is read or not."""
         return True
 
-    def open(self, seekable: bool = True) -> Any:  # noqa: ARG002, FBT001, FBT002  # PyIceberg's
+    def open(self, seekable: bool = True) -> Any:  # noqa: ARG002  # PyIceberg's
         """Internal: the content."""
         return io.BytesIO(self._files.get(self.location))
 
@@ -165,7 +165,7 @@ class _Written(OutputFile):
         """Internal: the same file, to be read."""
         return _Read(self._files, self.location)
 
-    def create(self, overwrite: bool = False) -> Any:  # noqa: ARG002, FBT001, FBT002  # PyIceberg's
+    def create(self, overwrite: bool = False) -> Any:  # noqa: ARG002  # PyIceberg's
         """Internal: where to write."""
         return _Stream(self)
 

@@ -109,9 +109,7 @@ class _Keyed:
     change: the old key's end, and a put of the new one.
     """
 
-    def __init__(
-        self, batch: pa.Table, operations: pa.ChunkedArray, key: Sequence[str]
-    ) -> None:
+    def __init__(self, batch: pa.Table, operations: pa.ChunkedArray, key: Sequence[str]) -> None:
         self._batch = batch
         self._key = key
         self._unchanged = batch.column("unchanged")
@@ -145,9 +143,7 @@ class _Keyed:
         self._rank = np.empty_like(self._order)
         self._rank[self._order] = np.arange(len(self._order))
 
-    def _moves(
-        self, updates: np.ndarray[Any, np.dtype[np.bool_]]
-    ) -> tuple[Ints, list[str]]:
+    def _moves(self, updates: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Ints, list[str]]:
         """Updates that changed the key, and the keys from before."""
         with_before = updates & self._batch.column("before").is_valid().to_numpy()
         moved = []
@@ -241,7 +237,9 @@ class _Keyed:
 def _fold_rows(batch: pa.Table, operations: pa.ChunkedArray) -> NetChanges:
     """The net change of a table without a key."""
     if pc.all(pc.equal(operations, _INSERT)).as_py() is not False:
-        return NetChanges(rows=_whole(batch.column("after")), exact=_exact(batch.column("exact"), "after"))
+        return NetChanges(
+            rows=_whole(batch.column("after")), exact=_exact(batch.column("exact"), "after")
+        )
     # The number of rows that come or go, by text: under REPLICA IDENTITY FULL, both sides are whole
     # rows with their columns in the table's order.
     numbers: dict[tuple[str, str], int] = {}

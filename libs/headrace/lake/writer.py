@@ -125,8 +125,7 @@ class LakeWriter:
     def changed(self) -> bool:
         """Whether the next cut would differ from the last one."""
         return bool(self._dropped) or any(
-            each.draft.changed or each.new or not each.described
-            for each in self._followed.values()
+            each.draft.changed or each.new or not each.described for each in self._followed.values()
         )
 
     # Copies
@@ -188,11 +187,11 @@ class LakeWriter:
 
     def take(self, info: SegmentInfo, rows: pa.Table) -> None:
         """Apply an archive file's rows."""
-        for name, version, batch in _runs(rows):
+        for name, version, run in _runs(rows):
             followed = self._followed.get(name)
             if followed is None or name in self.to_copy:
                 continue
-            batch = _since(batch, followed.table.from_lsn)
+            batch = _since(run, followed.table.from_lsn)
             if not batch.num_rows:
                 continue
             shape = info.table(name.namespace, name.name, version)

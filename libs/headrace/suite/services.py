@@ -46,8 +46,8 @@ AUDIT_WRITER = ServiceFacts(
     ("audit_transactions", "audit_commits", "audit_behind_messages", "audit_gaps"),
     optional=True,
 )
-LAKE = ServiceFacts(
-    "lake",
+LAKE_WRITER = ServiceFacts(
+    "lake-writer",
     9097,
     "Keep Iceberg tables current from the archive, all of them at one moment.",
     ("lake_cuts", "lake_rows", "lake_behind_files", "lake_tables"),
@@ -80,7 +80,7 @@ SERVICES = {
         PUBLISHER,
         ARCHIVER,
         AUDIT_WRITER,
-        LAKE,
+        LAKE_WRITER,
         SNAPSHOT_RESPONDER,
         SCHEMA_PUBLISHER,
         TELEMETRY,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 
 from headrace import log as logs
 from headrace.archiver.archived_table import ArchivedTable
@@ -76,7 +75,7 @@ class ArchiveSink:
         gap = end.gap_before(opening)
         # A new archive starts where the slot does, and misses nothing.
         if not end.known_lsn:
-            self._writer.end = replace(end, known_lsn=opening.confirmed_lsn)
+            await self._writer.pass_idle(opening.confirmed_lsn)
         # A thread may be encoding a group of the file that is dropped.
         await self._open.encoded()
         self._builder = Builder(self._writer.end.begun(), self._limits)

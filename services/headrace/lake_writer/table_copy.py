@@ -67,7 +67,7 @@ async def copy_table(
     progress: Callable[[int], None],
 ) -> TableCopy:
     """Copy a published table; `progress` receives the number of rows so far."""
-    request = SnapshotRequest(name.name, name.namespace, str(name))
+    request = SnapshotRequest(str(name), name.namespace, name.name)
     async with held_snapshot(settings, request) as held:
         plan = plan_of(held, settings)
         connection = await _importing(settings, held)

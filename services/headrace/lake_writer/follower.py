@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import asyncpg
 import pyarrow as pa
@@ -24,8 +25,8 @@ from headrace.contract.selection import Selection
 from headrace.jetstream.state import Cell
 from headrace.lake.catalog import Catalog, TableName
 from headrace.lake.files import LakeFiles
-from headrace.lake.table_copy import copy_table
 from headrace.lake.writer import LakeWriter, Source
+from headrace.lake_writer.table_copy import copy_table
 from headrace.lsn import format_lsn, parse_lsn
 from headrace.postgres import catalog as postgres_catalog
 from headrace.postgres.connection import BROKEN, PostgresUnreachableError, connect, explained
@@ -33,7 +34,7 @@ from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 
-log = logs.logger("lake")
+log = logs.logger("lake-writer")
 
 POLL_S = 0.2
 # New and dropped tables are looked for this often, and when a change names an unknown table.
@@ -139,7 +140,7 @@ class Follower:
             await self._take(writer, file)
         self._next_id = info.next_id
         self._lsn = max(self._lsn, info.end_lsn)
-        self._ordinal = info.last.ordinal
+        self._ordinal = info.last.seq
         self._commit_us = info.time_us or self._commit_us
         self._whole = info.whole
         return True
@@ -201,23 +202,19 @@ class Follower:
 
     async def _copy(self, writer: LakeWriter) -> None:
         """Copy tables that are new, or that changes don't describe completely."""
+        stats = self._scope.health.stats
         for name, reason in list(writer.to_copy.items()):
             if name not in self._wanted:
                 writer.to_copy.pop(name)
                 continue
             log.info("copy_started", table=str(name), reason=reason)
-            stats = self._scope.health.stats
-
-            def progress(rows: int) -> None:
-                stats.set("lake_copied_rows", rows)
-
             copy = await copy_table(
                 self._settings,
                 self._files,
                 name,
                 writer.table_for_copy(name),
                 writer.prepare_copy,
-                progress,
+                partial(stats.set, "lake_copied_rows"),
             )
             await asyncio.to_thread(writer.adopt, copy.table, copy.folder, copy.files)
             stats.count("lake_copies")
@@ -240,7 +237,6 @@ class Follower:
             file = await self._reader.get(listed.id)
             if file is not None and file.info.end_lsn <= begins and file.info.whole:
                 self._next_id = file.next_id
-        self._reader.reading.trail.forget()
         self._lsn = begins
 
     # Cuts

@@ -22,17 +22,17 @@ from headrace.errors import SettingError, describe
 from headrace.jetstream.state import Cell
 from headrace.lake.catalog import Catalog
 from headrace.lake.files import LakeFiles
-from headrace.lake.follower import Follower
 from headrace.lake.postgres_catalog import PostgresCatalog
 from headrace.lake.sqlite_catalog import SqliteCatalog
+from headrace.lake_writer.follower import Follower
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
 
-log = logs.logger("lake")
+log = logs.logger("lake-writer")
 
-SERVICE = "lake"
+SERVICE = "lake-writer"
 _SQLITE = "sqlite://"
 
 

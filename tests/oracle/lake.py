@@ -1,0 +1,70 @@
+"""The lake's tables as DuckDB's Iceberg extension reads them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+
+def connect() -> duckdb.DuckDBPyConnection:
+    """DuckDB with its extensions from their wheels."""
+    database = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+    for name in ("avro", "iceberg"):
+        found = find_spec(f"duckdb_extension_{name}")
+        assert found is not None and found.submodule_search_locations
+        folder = Path(next(iter(found.submodule_search_locations)))
+        database.execute(f"LOAD '{next(folder.rglob('*.duckdb_extension'))}'")
+    return database
+
+
+@dataclass(frozen=True)
+class LakeCut:
+    """A cut as the catalog has it."""
+
+    number: int
+    lsn: int
+    tables: dict[str, int]
+
+
+class ForeignLake:
+    """Reads a lake in a local folder with its catalog in SQLite."""
+
+    def __init__(self, folder: Path) -> None:
+        self._catalog = folder / "catalog.db"
+        self._duckdb = connect()
+
+    def cut(self) -> LakeCut | None:
+        """The last cut."""
+        if not self._catalog.exists():
+            return None
+        rows = self._query("SELECT cut, lsn, tables FROM headrace_cuts ORDER BY cut DESC LIMIT 1")
+        return next((LakeCut(cut, lsn, json.loads(tables)) for cut, lsn, tables in rows), None)
+
+    def locations(self) -> dict[str, str]:
+        """Each table's metadata, all read in one transaction."""
+        rows = self._query("SELECT table_namespace, table_name, metadata_location FROM iceberg_tables")
+        return {f"{schema}.{name}": location for schema, name, location in rows}
+
+    def rows(self, table: str, columns: str = "*", location: str | None = None) -> list[Any]:
+        """A table's rows, by a select list."""
+        place = location or self.locations()[table]
+        query = f"SELECT {columns} FROM iceberg_scan('{place.removeprefix('file://')}')"
+        return self._duckdb.execute(query).fetchall()
+
+    def _query(self, query: str) -> list[Any]:
+        for _ in range(50):
+            try:
+                with sqlite3.connect(f"file:{self._catalog}?mode=ro", uri=True) as database:
+                    return database.execute(query).fetchall()
+            except sqlite3.OperationalError as error:
+                if "no such table" in str(error):
+                    return []
+                time.sleep(0.05)
+        raise AssertionError("the catalog is locked all the time")
