@@ -18,7 +18,8 @@ def connect() -> duckdb.DuckDBPyConnection:
     database = duckdb.connect(config={"allow_unsigned_extensions": "true"})
     for name in ("avro", "iceberg"):
         found = find_spec(f"duckdb_extension_{name}")
-        assert found is not None and found.submodule_search_locations
+        assert found is not None
+        assert found.submodule_search_locations
         folder = Path(next(iter(found.submodule_search_locations)))
         database.execute(f"LOAD '{next(folder.rglob('*.duckdb_extension'))}'")
     return database
@@ -49,7 +50,9 @@ class ForeignLake:
 
     def locations(self) -> dict[str, str]:
         """Each table's metadata, all read in one transaction."""
-        rows = self._query("SELECT table_namespace, table_name, metadata_location FROM iceberg_tables")
+        rows = self._query(
+            "SELECT table_namespace, table_name, metadata_location FROM iceberg_tables"
+        )
         return {f"{schema}.{name}": location for schema, name, location in rows}
 
     def rows(self, table: str, columns: str = "*", location: str | None = None) -> list[Any]:

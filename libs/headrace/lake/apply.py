@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.lake.column_types import ITEM_EXACT
+from headrace.lake.columns import Ints
 from headrace.lake.draft import Found, KeyColumns, TableDraft
 from headrace.lake.errors import LakeError
 from headrace.lake.fold import NetChanges, fold
-from headrace.lake.locate import Ints, Needles, entry_of
+from headrace.lake.locate import Needles, entry_of
 from headrace.lake.rows import JsonRows
 from headrace.lake.tables import LakeTable
 
@@ -48,7 +49,7 @@ def _find(draft: TableDraft, table: LakeTable, net: NetChanges) -> tuple[Found, 
         # The texts beside the columns tell apart rows that are NULL in the columns.
         needles = Needles(keys)
         counts = np.zeros(len(net.keys), np.int64)
-        np.add.at(counts, needles.codes, net.counts)
+        np.add.at(counts, needles.codes, np.array(net.counts, np.int64))
         return draft.find(needles, KeyColumns((*ids, table.exact_id)), counts), needles.codes
     texts = keys.column(ITEM_EXACT).combine_chunks()
     exact = sorted({name for value in texts.to_pylist() for name, _ in value or ()})

@@ -105,9 +105,17 @@ class Catalog(Protocol):
         """The location of each table's current metadata."""
 
     def commit(self, cut: Cut, moves: Sequence[Move], first_kept: int) -> None:
-        """Make a cut, and forget those before `first_kept`. Raises `CutRefusedError` if its number is taken and `PointerMovedError` if a
-        pointer is not what it was; both prove that nothing was written. Another error leaves the
-        outcome in doubt: `last_cut` shows it.
+        """Make a cut, and forget those before `first_kept`.
+
+        Raises `CutRefusedError` if its number is taken, and `PointerMovedError` if a pointer is not
+        what it was: both prove that nothing was written. Another error leaves the outcome in doubt,
+        which `last_cut` shows.
+        """
+
+    def advance(self, cut: Cut) -> None:
+        """Note that the last cut also shows a later LSN: nothing has changed since.
+
+        Raises `CutRefusedError` if it is not this cut any more.
         """
 
     def close(self) -> None:
@@ -118,6 +126,14 @@ CUT_COLUMNS = "source, cut, attempt, lsn, ordinal, archive_file, made_us, commit
 INSERT_CUT = (
     f"INSERT INTO headrace_cuts ({CUT_COLUMNS}) "  # noqa: S608  # a constant
     "VALUES ({}, {}, {}, {}, {}, {}, {}, {}, {})"
+)
+ADVANCE_CUT = (
+    "UPDATE headrace_cuts SET lsn = {}, archive_file = {} "
+    "WHERE source = {} AND cut = {} AND attempt = {}"
+)
+_INSERT_POINTER = (
+    "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location, "
+    "iceberg_type) VALUES ({}, {}, {}, {}, 'TABLE') ON CONFLICT DO NOTHING"
 )
 # Cuts whose snapshots are no longer kept.
 DELETE_CUTS = "DELETE FROM headrace_cuts WHERE source = {} AND cut < {}"
@@ -140,9 +156,10 @@ def row_of(cut: Cut) -> tuple[object, ...]:
     )
 
 
-def cut_of(*row: Any) -> Cut:
+def cut_of(row: Sequence[Any]) -> Cut:
     """A row of `headrace_cuts` as a cut."""
-    return Cut(*row[:-1], json.loads(row[-1]))
+    facts: dict[str, Any] = dict(zip(Cut.__slots__, row, strict=True))
+    return Cut(**{**facts, "tables": json.loads(facts["tables"])})
 
 
 def pointer_change(move: Move) -> tuple[str, tuple[object, ...]]:
@@ -150,20 +167,12 @@ def pointer_change(move: Move) -> tuple[str, tuple[object, ...]]:
     table = move.table
     key = (CATALOG_NAME, table.namespace, table.name)
     if move.before is None:
-        return (
-            "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, "
-            "metadata_location, iceberg_type) VALUES ({}, {}, {}, {}, 'TABLE') "
-            "ON CONFLICT DO NOTHING",
-            (*key, move.after),
-        )
+        return _INSERT_POINTER, (*key, move.after)
     where = (
         "WHERE catalog_name = {} AND table_namespace = {} AND table_name = {} "
         "AND metadata_location = {}"
     )
     if move.after is None:
         return f"DELETE FROM iceberg_tables {where}", (*key, move.before)  # noqa: S608
-    return (
-        "UPDATE iceberg_tables SET metadata_location = {}, previous_metadata_location = {} "
-        f"{where}",
-        (move.after, move.before, *key, move.before),
-    )
+    change = "UPDATE iceberg_tables SET metadata_location = {}, previous_metadata_location = {}"
+    return f"{change} {where}", (move.after, move.before, *key, move.before)

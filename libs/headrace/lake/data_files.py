@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import (
     compute_statistics_plan,
@@ -23,7 +24,11 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 
+from headrace.lake.columns import Ints, whole
 from headrace.lake.files import LakeFiles
+
+# pyarrow's stubs lack calls that are used here.
+pc: Any = pyarrow.compute
 
 # Iceberg's reserved IDs of the columns of a delete file.
 FILE_PATH_ID = 2147483546
@@ -31,12 +36,11 @@ POSITION_ID = 2147483545
 GROUP_ROWS = 131_072
 _STATISTICS = {"write.metadata.metrics.default": "truncate(16)"}
 _FIELD_ID = "PARQUET:field_id"
-_POSITIONS = pa.schema(
-    [
-        pa.field("file_path", pa.string(), nullable=False, metadata={_FIELD_ID: str(FILE_PATH_ID)}),
-        pa.field("pos", pa.int64(), nullable=False, metadata={_FIELD_ID: str(POSITION_ID)}),
-    ]
-)
+_FIELDS: list[pa.Field[Any]] = [
+    pa.field("file_path", pa.string(), nullable=False, metadata={_FIELD_ID: str(FILE_PATH_ID)}),
+    pa.field("pos", pa.int64(), nullable=False, metadata={_FIELD_ID: str(POSITION_ID)}),
+]
+_POSITIONS = pa.schema(_FIELDS)
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
@@ -64,13 +68,9 @@ def write_rows(files: LakeFiles, folder: str, schema: Schema, rows: pa.Table) ->
     )
 
 
-def write_positions(
-    files: LakeFiles, folder: str, path: str, positions: np.ndarray[Any, Any]
-) -> DataFile:
+def write_positions(files: LakeFiles, folder: str, path: str, positions: Ints) -> DataFile:
     """Write the positions of a data file's deleted rows as a delete file."""
-    paths = pa.DictionaryArray.from_arrays(
-        pa.array(np.zeros(len(positions), np.int8)), pa.array([path])
-    ).cast(pa.string())
+    paths = pa.array([path] * len(positions), pa.string())
     rows = pa.Table.from_arrays([paths, pa.array(positions, pa.int64())], schema=_POSITIONS)
     data, _ = _encoded(rows)
     location = f"{folder}/data/{uuid.uuid4()}-deletes.parquet"
@@ -85,13 +85,11 @@ def write_positions(
     return _file(DataFileContent.POSITION_DELETES, location, len(data), statistics)
 
 
-def read_positions(files: LakeFiles, location: str) -> dict[str, np.ndarray[Any, Any]]:
+def read_positions(files: LakeFiles, location: str) -> dict[str, Ints]:
     """The deleted positions in a delete file, by data file."""
     table = pq.read_table(pa.BufferReader(files.get(location)), columns=["file_path", "pos"])
-    paths = table.column("file_path").combine_chunks().dictionary_encode()
+    paths: Any = pc.dictionary_encode(whole(table.column("file_path")))
     positions = table.column("pos").to_numpy()
-    if isinstance(paths, pa.ChunkedArray):
-        paths = paths.combine_chunks()
     codes = paths.indices.to_numpy()
     return {
         name: np.sort(positions[codes == code])

@@ -19,8 +19,9 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 
 from headrace.lake import data_files, locate
+from headrace.lake.columns import Column, Ints, whole
 from headrace.lake.files import LakeFiles
-from headrace.lake.locate import Ints, Needles
+from headrace.lake.locate import Needles
 from headrace.lake.snapshots import FileChanges, TableSnapshot
 
 # Waiting rows are written when they take this much memory.
@@ -76,7 +77,7 @@ class KeyColumns:
             return (*self.ids, self.exact_id)
         return self.ids
 
-    def of(self, column: Callable[[int], pa.Array]) -> list[pa.Array]:
+    def of(self, column: Callable[[int], Column]) -> list[Column]:
         """The values to compare, from the columns that `column` returns."""
         found = [column(number) for number in self.ids]
         if self.exact and self.exact_id is not None:
@@ -188,7 +189,7 @@ class TableDraft:
         rows = _taken(codes, left)
         return rows, codes[rows]
 
-    def _waiting_column(self, rows: pa.Table, number: int) -> pa.Array:
+    def _waiting_column(self, rows: pa.Table, number: int) -> Column:
         return _column(rows, self.schema.find_column_name(number), rows.num_rows)
 
     def columns(self, path: str, ids: Sequence[int]) -> pa.Table:
@@ -227,7 +228,8 @@ class TableDraft:
     def values(self, found: Found, number: int, name: str) -> dict[int, Any]:
         """The values of a column in the rows that were found, as Arrow scalars, by key."""
         values: dict[int, Any] = {}
-        for place, rows in [*found.in_files.items(), *found.waiting.items()]:
+        places: list[tuple[str | int, Ints]] = [*found.in_files.items(), *found.waiting.items()]
+        for place, rows in places:
             if isinstance(place, str):
                 column = _column(
                     data_files.read_columns(self._files, place, [number]), str(number), 0
@@ -278,10 +280,7 @@ def _taken(codes: Ints, left: Ints | None) -> Ints:
     return rows
 
 
-def _column(table: pa.Table, name: str | None, rows: int) -> pa.Array:
+def _column(table: pa.Table, name: str | None, rows: int) -> Column:
     if name not in table.column_names:
         return pa.nulls(rows)
-    column = table.column(name).combine_chunks()
-    if isinstance(column, pa.ChunkedArray):
-        return column.chunk(0) if column.num_chunks else pa.nulls(rows)
-    return column
+    return whole(table.column(name))

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.archive.payloads import members
+from headrace.lake.columns import Column, Ints, places
 from headrace.lake.errors import LakeError
 
 # pyarrow's stubs lack calls that are used here.
 pc: Any = pyarrow.compute
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 Exact = dict[str, str]
 _INSERT = "insert"
 _UPDATE = "update"
@@ -57,7 +57,7 @@ class NetChanges:
     # How many rows with that key are gone; None: the only one.
     counts: list[int] | None = None
     # New rows as JSON, and PostgreSQL's texts where JSON loses something.
-    rows: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
+    rows: Column = field(default_factory=lambda: pa.array([], pa.string()))
     exact: list[Exact | None] | None = None
     borrowed: list[Borrowed] = field(default_factory=list)
 
@@ -82,7 +82,7 @@ def fold(batch: pa.Table, key: Sequence[str]) -> NetChanges:
     return net
 
 
-def _net(batch: pa.Table, operations: pa.ChunkedArray, key: Sequence[str]) -> NetChanges:
+def _net(batch: pa.Table, operations: Column, key: Sequence[str]) -> NetChanges:
     if not key:
         return _fold_rows(batch, operations)
     keyed = _Keyed(batch, operations, key)
@@ -93,11 +93,14 @@ def _net(batch: pa.Table, operations: pa.ChunkedArray, key: Sequence[str]) -> Ne
     return keyed.net()
 
 
-def _equal(operations: pa.ChunkedArray, wanted: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    return pc.equal(operations, wanted).to_numpy(zero_copy_only=False)
+def _equal(operations: Column, wanted: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    found: np.ndarray[Any, np.dtype[np.bool_]] = pc.equal(operations, wanted).to_numpy(
+        zero_copy_only=False
+    )
+    return found
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _whole(column: Column) -> Column:
     """A column of texts as one array."""
     return pa.concat_arrays([*column.chunks, pa.array([], pa.string())])
 
@@ -109,7 +112,7 @@ class _Keyed:
     change: the old key's end, and a put of the new one.
     """
 
-    def __init__(self, batch: pa.Table, operations: pa.ChunkedArray, key: Sequence[str]) -> None:
+    def __init__(self, batch: pa.Table, operations: Column, key: Sequence[str]) -> None:
         self._batch = batch
         self._key = key
         self._unchanged = batch.column("unchanged")
@@ -129,7 +132,7 @@ class _Keyed:
         keys = _whole(batch.column("key"))
         place = self._change.copy()
         place[ends_of_moves] = size + np.arange(len(moved))
-        every = pa.concat_arrays([keys, pa.array(old_keys, pa.string())]).take(pa.array(place))
+        every = pa.concat_arrays([keys, pa.array(old_keys, pa.string())]).take(places(place))
         if every.null_count:
             raise LakeError(
                 "a change lacks its row's key",
@@ -174,9 +177,9 @@ class _Keyed:
         changes = self._change[final]
         rows = _whole(self._batch.column("after"))
         net = NetChanges(
-            keys=self._texts.take(pa.array(located)).to_pylist(),
-            rows=rows.take(pa.array(changes)),
-            exact=_exact(self._batch.column("exact").take(pa.array(changes)), "after"),
+            keys=self._texts.take(places(located)).to_pylist(),
+            rows=rows.take(places(changes)),
+            exact=_exact(self._batch.column("exact").take(places(changes)), "after"),
         )
         if self._unchanged.null_count < len(self._unchanged):
             self._complete(net, final, {int(code): at for at, code in enumerate(located)})
@@ -234,7 +237,7 @@ class _Keyed:
                     known[name] = exact[name]
 
 
-def _fold_rows(batch: pa.Table, operations: pa.ChunkedArray) -> NetChanges:
+def _fold_rows(batch: pa.Table, operations: Column) -> NetChanges:
     """The net change of a table without a key."""
     if pc.all(pc.equal(operations, _INSERT)).as_py() is not False:
         return NetChanges(
@@ -285,7 +288,7 @@ def _sides(text: str | None) -> dict[str, Exact]:
     return found
 
 
-def _exact(column: pa.ChunkedArray, side: str) -> list[Exact | None] | None:
+def _exact(column: Column, side: str) -> list[Exact | None] | None:
     """The exact texts of one side of each row; None if no row has any."""
     if column.null_count == len(column):
         return None

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from headrace.lake.columns import Column, Ints, whole
+
 # pyarrow's stubs lack calls that are used here.
 pc: Any = pyarrow.compute
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 _NOWHERE = -1
 
 
@@ -22,11 +23,11 @@ class Needles:
     """The keys that are searched for; equal ones are one key."""
 
     def __init__(self, keys: pa.Table) -> None:
-        self._dictionaries: list[pa.Array] = []
+        self._dictionaries: list[Column] = []
         self._tables: list[Ints] = []
         codes = np.zeros(keys.num_rows, np.int64)
         for column in keys.columns:
-            values = comparable(_whole(column))
+            values = comparable(whole(column))
             dictionary = values.unique()
             self._dictionaries.append(dictionary)
             found = pc.index_in(values, value_set=dictionary).to_numpy().astype(np.int64)
@@ -34,7 +35,7 @@ class Needles:
             self._tables.append(table)
         self.codes = codes
 
-    def codes_of(self, columns: Sequence[pa.Array]) -> Ints:
+    def codes_of(self, columns: Sequence[Column]) -> Ints:
         """The key's number for each row; -1 for rows with another key."""
         codes: Ints | None = None
         for column, dictionary, table in zip(
@@ -69,7 +70,7 @@ def _looked_up(table: Ints, combined: Ints) -> Ints:
     return np.where((table[place] == combined) & (combined >= 0), place, _NOWHERE)
 
 
-def comparable(column: pa.Array) -> pa.Array:
+def comparable(column: Column) -> Column:
     """A column whose values can be looked up: lists and maps as texts."""
     if isinstance(column, pa.ExtensionArray):
         return column.storage
@@ -80,18 +81,18 @@ def comparable(column: pa.Array) -> pa.Array:
     return column
 
 
-def _texts(column: pa.Array, text: Callable[[Any], str]) -> pa.Array:
+def _texts(column: Column, text: Callable[[Any], str]) -> Column:
     texts = [None if value is None else text(value) for value in column.to_pylist()]
     return pa.array(texts, pa.string())
 
 
-def entry_of(column: pa.Array, name: str) -> pa.Array:
+def entry_of(column: Column, name: str) -> Column:
     """The value with a name in each map of a column, null where it has none."""
     found = [dict(value or ()).get(name) for value in column.to_pylist()]
     return pa.array(found, pa.string())
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _whole(column: Column) -> Column:
     combined = column.combine_chunks()
     if isinstance(combined, pa.ChunkedArray):
         return combined.chunk(0) if combined.num_chunks else pa.array([], combined.type)

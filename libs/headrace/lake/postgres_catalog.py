@@ -37,7 +37,7 @@ class PostgresCatalog:
                 "ORDER BY cut DESC LIMIT %s",
                 (source, limit),
             ).fetchall()
-        return [catalog.cut_of(*row) for row in rows]
+        return [catalog.cut_of(row) for row in rows]
 
     def tables(self) -> Mapping[TableName, str]:
         with self._session() as session:
@@ -53,17 +53,24 @@ class PostgresCatalog:
             try:
                 with session.transaction():
                     session.execute(
-                        catalog.INSERT_CUT.format(*["%s"] * 9),  # type: ignore[arg-type]
+                        catalog.INSERT_CUT.format(*["%s"] * 9),
                         catalog.row_of(cut),
                     )
                     session.execute(
-                        catalog.DELETE_CUTS.format("%s", "%s"),  # type: ignore[arg-type]
+                        catalog.DELETE_CUTS.format("%s", "%s"),
                         (cut.source, first_kept),
                     )
                     for move in moves:
                         _move(session, move)
             except psycopg.errors.UniqueViolation as error:
                 raise CutRefusedError(f"cut {cut.number} was made by another process") from error
+
+    def advance(self, cut: Cut) -> None:
+        values = (cut.lsn, cut.archive_file, cut.source, cut.number, cut.attempt)
+        with self._session() as session:
+            changed = session.execute(catalog.ADVANCE_CUT.format(*["%s"] * 5), values).rowcount
+        if changed != 1:
+            raise CutRefusedError(f"cut {cut.number} is another process's")
 
     @contextmanager
     def _session(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
@@ -94,7 +101,7 @@ def _move(session: psycopg.Connection[tuple[Any, ...]], move: Move) -> None:
         )
     statement, values = catalog.pointer_change(move)
     changed = session.execute(
-        statement.format(*["%s"] * len(values)),  # type: ignore[arg-type]
+        statement.format(*["%s"] * len(values)),
         values,
     ).rowcount
     if changed != 1:

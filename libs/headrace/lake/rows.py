@@ -76,8 +76,8 @@ class JsonRows:
     def _quickly(self, texts: Array) -> list[Found] | None:
         """None unless every value has the JSON type of its column."""
         lines = pa.ListArray.from_arrays([0, len(texts)], pc.fill_null(texts, "{}"))
-        data = pc.binary_join(lines, "\n")[0].as_buffer()
         try:
+            data = pc.binary_join(lines, "\n")[0].as_buffer()
             table = json.read_json(
                 pa.BufferReader(data),  # type: ignore[arg-type]  # the stubs know files only
                 # One block: a row must not be cut, however large it is.

@@ -121,7 +121,7 @@ def _read(io: LakeIO, manifest: ManifestFile, files: TableFiles) -> None:
     for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
         live = LiveFile(
             entry.data_file,
-            entry.snapshot_id or manifest.added_snapshot_id,
+            entry.snapshot_id or manifest.added_snapshot_id or 0,
             entry.sequence_number or 0,
             entry.file_sequence_number or entry.sequence_number or 0,
         )
@@ -175,7 +175,8 @@ def next_snapshot(
         2, io.new_output(manifest_list), snapshot_id, parent, sequence, "deflate"
     ) as writer:
         writer.add_manifests([each.manifest for each in files.manifests] + writing.delete_manifests)
-    snapshot = Snapshot(
+    # Its fields' aliases are not names.
+    snapshot = Snapshot(  # type: ignore[call-arg]
         snapshot_id=snapshot_id,
         parent_snapshot_id=parent,
         sequence_number=sequence,
@@ -187,20 +188,25 @@ def next_snapshot(
     )
     made: list[Any] = [
         AddSnapshotUpdate(snapshot=snapshot),
-        SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=snapshot_id),
+        _main(snapshot_id),
     ]
     if gone := [number for number in expired if number != snapshot_id]:
-        made.append(RemoveSnapshotsUpdate(snapshot_ids=gone))
+        made.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}))
     metadata = update_table_metadata(metadata, tuple(made), metadata_location=table.location)
     return TableSnapshot(metadata, write_metadata(io, metadata), files)
 
 
 def write_metadata(io: LakeIO, metadata: TableMetadata) -> str:
     """Write a table's metadata to a new location, which is returned."""
-    number = metadata.last_sequence_number
+    number = metadata.next_sequence_number() - 1
     location = f"{metadata.location}/metadata/{number:05d}-{uuid.uuid4()}.metadata.json"
     ToOutputFile.table_metadata(metadata, io.new_output(location))
     return location
+
+
+def _main(snapshot_id: int) -> SetSnapshotRefUpdate:
+    body: dict[str, Any] = {"ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
+    return SetSnapshotRefUpdate(**body)
 
 
 def _operation(changes: FileChanges) -> Operation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from headrace.lake import catalog
 from headrace.lake.catalog import CATALOG_NAME, Cut, Move, PointerMovedError, TableName
@@ -43,7 +44,7 @@ class SqliteCatalog:
             source,
             limit,
         )
-        return [catalog.cut_of(*row) for row in rows]
+        return [catalog.cut_of(row) for row in rows]
 
     def tables(self) -> Mapping[TableName, str]:
         rows = self._execute(
@@ -67,6 +68,11 @@ class SqliteCatalog:
             raise
         self._execute("COMMIT")
 
+    def advance(self, cut: Cut) -> None:
+        values = (cut.lsn, cut.archive_file, cut.source, cut.number, cut.attempt)
+        if self._cursor(catalog.ADVANCE_CUT.format(*"?" * 5), *values).rowcount != 1:
+            raise CutRefusedError(f"cut {cut.number} is another process's")
+
     def _move(self, move: Move) -> None:
         table = move.table
         for namespace in catalog.NAMESPACE_PROPERTIES:
@@ -85,7 +91,7 @@ class SqliteCatalog:
         if self._database.in_transaction:
             self._execute("ROLLBACK")
 
-    def _execute(self, statement: str, *values: object) -> list[tuple[object, ...]]:
+    def _execute(self, statement: str, *values: object) -> list[Any]:
         return self._cursor(statement, *values).fetchall()
 
     def _cursor(self, statement: str, *values: object) -> sqlite3.Cursor:

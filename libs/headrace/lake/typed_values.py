@@ -27,6 +27,7 @@ from headrace.contract.values import (
     converter,
     text,
 )
+from headrace.errors import DecodeError
 from headrace.lake.column_types import arrow_type
 
 # pyarrow publishes no types, and third-party stubs lack calls that are used here.
@@ -119,9 +120,11 @@ def unquoted(member: str) -> str:
 
 
 def _base64(texts: Array) -> Found:
-    # Whatever isn't base64 is an error here: a2b_base64 would skip other characters.
-    decode = partial(binascii.a2b_base64, strict_mode=True)
-    return _bytes(decode, texts)
+    try:
+        # Otherwise it would skip whatever isn't base64.
+        return _bytes(partial(binascii.a2b_base64, strict_mode=True), texts)
+    except binascii.Error:
+        raise DecodeError("a value of a bytea column is not base64") from None
 
 
 def _hexadecimal(texts: Array) -> Found:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from headrace.archive.metadata import SegmentInfo
 from headrace.lake import snapshots
 from headrace.lake.apply import RowMissingError, apply
 from headrace.lake.catalog import Catalog, Cut, Move, TableName
+from headrace.lake.columns import places, whole
 from headrace.lake.draft import ColumnCache, TableDraft
 from headrace.lake.errors import CutRefusedError, ForeignTableError, LakeError
 from headrace.lake.files import LakeFiles, LakeIO
@@ -269,6 +270,13 @@ class LakeWriter:
         self.last_cut = cut
         return cut
 
+    def advance(self, lsn: int, archive_file: int) -> None:
+        """The last cut also shows a later LSN, because no table has changed since."""
+        assert self.last_cut is not None, "there is a cut to advance"
+        cut = replace(self.last_cut, lsn=lsn, archive_file=archive_file)
+        self._catalog.advance(cut)
+        self.last_cut = cut
+
     def _commit(self, cut: Cut, moves: Sequence[Move]) -> None:
         try:
             self._catalog.commit(cut, moves, cut.number - self._keep_cuts)
@@ -300,7 +308,7 @@ class LakeWriter:
         schema = followed.draft.schema
         if schema.schema_id != metadata.current_schema_id:
             yield AddSchemaUpdate(schema=schema)
-            yield SetCurrentSchemaUpdate(schema_id=-1)
+            yield SetCurrentSchemaUpdate.model_validate({"schema-id": -1})
         if not followed.described:
             yield SetPropertiesUpdate(updates=self._described(followed.table))
 
@@ -332,20 +340,19 @@ def _since(batch: pa.Table, lsn: int) -> pa.Table:
 def _runs(rows: pa.Table) -> Iterator[tuple[TableName, int, pa.Table]]:
     """The rows of each table in their order, cut where its shape changes."""
     codes = {}
-    for name in ("schema", "table"):
-        column = rows.column(name).cast(pa.string()).combine_chunks()
-        codes[name] = pc.dictionary_encode(column)
+    for column in ("schema", "table"):
+        codes[column] = pc.dictionary_encode(whole(rows.column(column).cast(pa.string())))
     schemas, tables = (
         pc.fill_null(each.indices, -1).to_numpy().astype(np.int64) for each in codes.values()
     )
     both = np.where(schemas < 0, -1, schemas * (len(codes["table"].dictionary) + 1) + tables)
     versions = pc.fill_null(rows.column("schema_version"), 0).to_numpy()
     for code in np.unique(both[both >= 0]).tolist():
-        places = np.flatnonzero(both == code)
+        found = np.flatnonzero(both == code)
         name = TableName(
-            codes["schema"].dictionary[int(schemas[places[0]])].as_py(),
-            codes["table"].dictionary[int(tables[places[0]])].as_py(),
+            codes["schema"].dictionary[int(schemas[found[0]])].as_py(),
+            codes["table"].dictionary[int(tables[found[0]])].as_py(),
         )
-        edges = np.flatnonzero(np.diff(versions[places])) + 1
-        for run in np.split(places, edges):
-            yield name, int(versions[run[0]]), rows.take(pa.array(run))
+        edges = np.flatnonzero(np.diff(versions[found])) + 1
+        for run in np.split(found, edges):
+            yield name, int(versions[run[0]]), rows.take(places(run))

@@ -241,9 +241,7 @@ _ARCHIVER = (
 )
 _LAKE = (
     Figure("lake_cuts", "counter", "Cuts made of the lake", LAKE),
-    Figure(
-        "lake_cut_seconds", "histogram", "Time to write and commit a cut", LAKE, bounds=SECONDS
-    ),
+    Figure("lake_cut_seconds", "histogram", "Time to write and commit a cut", LAKE, bounds=SECONDS),
     Figure("lake_rows", "counter", "Archived changes applied to the lake", LAKE),
     Figure("lake_lsn", "gauge", "LSN that the lake's last cut shows", LAKE),
     Figure("lake_tables", "gauge", "Tables in the lake", LAKE),

@@ -39,8 +39,6 @@ log = logs.logger("lake-writer")
 POLL_S = 0.2
 # New and dropped tables are looked for this often, and when a change names an unknown table.
 TABLES_S = 10.0
-# Without changes, the position is stored this often, so that a restart doesn't read old files.
-IDLE_CUT_S = 30.0
 _APPLICATION = "headrace lake"
 
 
@@ -245,13 +243,16 @@ class Follower:
         if not self._whole or writer.to_copy or self._lsn < writer.complete_from:
             return False
         since = time.monotonic() - self._cut_at
-        if writer.last_cut is not None and self._lsn == writer.last_cut.lsn and not writer.changed:
-            return False
-        wait = self._settings.lake.flush_interval_s if writer.changed else IDLE_CUT_S
-        return since >= wait
+        moved = writer.last_cut is None or self._lsn > writer.last_cut.lsn
+        interval_s = self._settings.lake.flush_interval_s
+        return (moved or writer.changed) and since >= interval_s
 
     async def _cut(self, writer: LakeWriter) -> None:
         started = time.monotonic()
+        if writer.last_cut is not None and not writer.changed:
+            await asyncio.to_thread(writer.advance, self._lsn, self._next_id - 1)
+            self._cut_at = time.monotonic()
+            return
         failpoint("lake.before_cut")
         cut = await asyncio.to_thread(
             writer.cut, self._lsn, self._ordinal, self._next_id - 1, self._commit_us

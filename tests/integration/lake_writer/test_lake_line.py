@@ -26,11 +26,11 @@ async def reached(lake: ForeignLake, database: Database, timeout_s: float = 60.0
         await asyncio.sleep(0.1)
 
 
-async def test_the_lake_shows_the_rows_of_every_table(
-    archiving: Archiving, tmp_path: Path
-) -> None:
+async def test_the_lake_shows_the_rows_of_every_table(archiving: Archiving, tmp_path: Path) -> None:
     database = archiving.database
-    await database.execute("INSERT INTO orders SELECT -g, g, 'before' FROM generate_series(1, 500) g")
+    await database.execute(
+        "INSERT INTO orders SELECT -g, g, 'before' FROM generate_series(1, 500) g"
+    )
     environment = archiving.environment(
         HEADRACE_ARCHIVE_REQUIRED="true",
         HEADRACE_LAKE_URL=f"file://{tmp_path}/lake",

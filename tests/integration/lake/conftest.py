@@ -1,0 +1,5 @@
+"""Fixtures of the lake's tests."""
+
+from tests.support.archiving import archiving
+
+__all__ = ["archiving"]
