@@ -23,7 +23,7 @@ class RowMissingError(LakeError):
 
 def apply(draft: TableDraft, table: LakeTable, batch: pa.Table) -> None:
     """Apply a table's archived rows, which all have the table's present shape, in order."""
-    net = fold(batch, table.key)
+    net = fold(batch, table.unique_key)
     if net.truncated:
         draft.truncate()
     if net.empty:

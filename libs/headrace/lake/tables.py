@@ -49,6 +49,13 @@ class LakeTable:
         """The source's columns."""
         return tuple(column.info for column in self.columns)
 
+    @property
+    def unique_key(self) -> tuple[str, ...]:
+        """The key's columns; none if the key is the whole row, which needs not be unique."""
+        if {info.name for info in self.infos} <= set(self.key):
+            return ()
+        return self.key
+
     def field_id(self, name: str) -> int:
         """A column's field ID."""
         return next(column.field_id for column in self.columns if column.info.name == name)

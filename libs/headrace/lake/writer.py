@@ -69,10 +69,20 @@ class _Followed:
     table: LakeTable
     snapshot: TableSnapshot
     draft: TableDraft
+    # The catalog's pointer under the table's present name.
+    pointer: str | None
     # Whether the current metadata describes this table as it is now.
     described: bool = True
-    # None in the catalog yet.
-    new: bool = False
+
+    @property
+    def new(self) -> bool:
+        """Whether there is no snapshot yet."""
+        return not self.snapshot.location
+
+    @property
+    def changed(self) -> bool:
+        """Whether the next cut needs another snapshot of it."""
+        return self.draft.changed or self.new or not self.described
 
 
 class LakeWriter:
@@ -106,11 +116,12 @@ class LakeWriter:
                 body = orjson.loads(snapshot.metadata.properties[_TABLE])
                 self._follow(LakeTable.decode(name, body), snapshot)
 
-    def _follow(self, table: LakeTable, snapshot: TableSnapshot, *, new: bool = False) -> _Followed:
+    def _follow(self, table: LakeTable, snapshot: TableSnapshot) -> _Followed:
         schema = snapshot.metadata.schema()
         draft = TableDraft(self._files, snapshot, self._cache, schema)
-        self._followed[table.name] = _Followed(table, snapshot, draft, new=new)
-        return self._followed[table.name]
+        followed = _Followed(table, snapshot, draft, snapshot.location or None)
+        self._followed[table.name] = followed
+        return followed
 
     @property
     def tables(self) -> Mapping[TableName, LakeTable]:
@@ -126,7 +137,8 @@ class LakeWriter:
     def changed(self) -> bool:
         """Whether the next cut would differ from the last one."""
         return bool(self._dropped) or any(
-            each.draft.changed or each.new or not each.described for each in self._followed.values()
+            each.changed or each.pointer != each.snapshot.location
+            for each in self._followed.values()
         )
 
     # Copies
@@ -175,20 +187,30 @@ class LakeWriter:
         metadata = metadata.model_copy(
             update={"schemas": [schema], "last_column_id": table.last_id}
         )
-        return self._follow(table, TableSnapshot(metadata, "", TableFiles()), new=True)
+        return self._follow(table, TableSnapshot(metadata, "", TableFiles()))
 
     def drop(self, name: TableName) -> None:
         """The table is not part of the next cut."""
-        followed = self._followed.pop(name)
-        if not followed.new:
-            self._dropped[name] = followed.snapshot.location
+        pointer = self._followed.pop(name).pointer
+        if pointer is not None:
+            self._dropped[name] = pointer
         self.to_copy.pop(name, None)
+
+    def rename(self, name: TableName, new_name: TableName) -> None:
+        """The table has another name from the next cut on."""
+        followed = self._followed[name]
+        self.drop(name)
+        followed.table = replace(followed.table, name=new_name)
+        followed.pointer = None
+        self._followed[new_name] = followed
+        self.to_copy.pop(new_name, None)
 
     # Changes
 
     def take(self, info: SegmentInfo, rows: pa.Table) -> None:
         """Apply an archive file's rows."""
         for name, version, run in _runs(rows):
+            self._rename_by(info, name, version)
             followed = self._followed.get(name)
             if followed is None or name in self.to_copy:
                 continue
@@ -208,6 +230,15 @@ class LakeWriter:
                 apply(followed.draft, followed.table, batch)
             except RowMissingError as error:
                 self.to_copy[name] = str(error)
+
+    def _rename_by(self, info: SegmentInfo, name: TableName, version: int) -> None:
+        """A change may be the first that has a table's new name."""
+        shape = info.table(name.namespace, name.name, version)
+        if name in self._followed or shape is None:
+            return
+        for followed in list(self._followed.values()):
+            if followed.table.relation_id == shape.relation_id:
+                self.rename(followed.table.name, name)
 
     def _reshape(self, followed: _Followed, table: LakeTable) -> None:
         schema = self._next_schema(followed.snapshot, table)
@@ -242,12 +273,14 @@ class LakeWriter:
         written = {
             name: self._write(followed, properties)
             for name, followed in self._followed.items()
-            if followed.draft.changed or followed.new or not followed.described
+            if followed.changed
         }
-        moves = [
-            Move(name, self._followed[name].snapshot.location or None, snapshot.location)
-            for name, snapshot in written.items()
-        ] + [Move(name, location, None) for name, location in self._dropped.items()]
+        # A name may be dropped and taken again.
+        moves = [Move(name, pointer, None) for name, pointer in self._dropped.items()]
+        for name, followed in self._followed.items():
+            location = written.get(name, followed.snapshot).location
+            if location != followed.pointer:
+                moves.append(Move(name, followed.pointer, location))
         current = {
             str(name): written.get(name, followed.snapshot).metadata.current_snapshot_id or 0
             for name, followed in self._followed.items()
@@ -264,8 +297,10 @@ class LakeWriter:
             current,
         )
         self._commit(cut, moves)
-        for name, snapshot in written.items():
-            self._follow(self._followed[name].table, snapshot)
+        for name, followed in list(self._followed.items()):
+            followed.pointer = followed.snapshot.location
+            if name in written:
+                self._follow(followed.table, written[name])
         self._dropped.clear()
         self.last_cut = cut
         return cut

@@ -9,8 +9,8 @@ from __future__ import annotations
 from headrace.metrics.figure import (
     ARCHIVER,
     AUDIT,
-    LAKE,
     BYTES,
+    LAKE,
     LONG_SECONDS,
     MIRROR,
     PUBLISHER,

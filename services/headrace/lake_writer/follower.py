@@ -26,6 +26,7 @@ from headrace.jetstream.state import Cell
 from headrace.lake.catalog import Catalog, TableName
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter, Source
+from headrace.lake_writer.rewrites import Rewrites
 from headrace.lake_writer.table_copy import copy_table
 from headrace.lsn import format_lsn, parse_lsn
 from headrace.postgres import catalog as postgres_catalog
@@ -53,12 +54,14 @@ class Follower:
         catalog: Catalog,
         archive: Store,
         mark: Cell,
+        rewrites: Rewrites,
     ) -> None:
         self._scope = scope
         self._settings = settings
         self._files = files
         self._archive = archive
         self._mark = mark
+        self._rewrites = rewrites
         assert settings.archive.url, "checked at the start"
         options = WalReaderOptions(raise_at_gap=False)
         self._reader = AsyncWalReader(settings.archive.url, options)
@@ -74,6 +77,7 @@ class Follower:
         self._wanted: dict[TableName, int] = {}
         # Tables that left the publication, and from which LSN on.
         self._leaving: dict[TableName, int] = {}
+        self._renamed: dict[TableName, TableName] = {}
         self.progressed = False
 
     async def run(self) -> None:
@@ -162,8 +166,18 @@ class Follower:
             return
         self._wanted, lsn = await self._published()
         self._tables_at = time.monotonic()
+        gone = {
+            table.relation_id: name
+            for name, table in writer.tables.items()
+            if name not in self._wanted
+        }
+        self._renamed.clear()
         for name in self._wanted.keys() - writer.tables.keys():
-            writer.to_copy.setdefault(name, "it is new")
+            before = gone.pop(self._wanted[name], None)
+            if before is None:
+                writer.to_copy.setdefault(name, "it is new")
+            else:
+                self._renamed[before] = name
         for name in writer.tables.keys() - self._wanted.keys():
             self._leaving.setdefault(name, lsn)
         self._scope.health.stats.set("lake_tables", len(writer.tables))
@@ -188,18 +202,28 @@ class Follower:
         return {TableName(each.schema, each.name): each.relation_id for each in tables}, lsn
 
     def _leave(self, writer: LakeWriter) -> None:
-        """Tables that are gone are not part of cuts from that LSN on."""
+        """Tables that are gone, or have another name, are so in cuts from that LSN on."""
         for name, lsn in list(self._leaving.items()):
             if name in self._wanted:
                 del self._leaving[name]
             elif self._lsn >= lsn:
                 del self._leaving[name]
-                if name in writer.tables:
+                if name not in writer.tables:
+                    continue
+                new_name = self._renamed.pop(name, None)
+                if new_name is None:
                     writer.drop(name)
                     log.info("table_left", table=str(name))
+                elif new_name not in writer.tables:
+                    writer.rename(name, new_name)
+                    log.info("table_renamed", table=str(name), to=str(new_name))
 
     async def _copy(self, writer: LakeWriter) -> None:
         """Copy tables that are new, or that changes don't describe completely."""
+        for name, lsn in self._rewrites.at.items():
+            table = writer.tables.get(name)
+            if table is not None and table.from_lsn <= lsn:
+                writer.to_copy.setdefault(name, "it was rewritten")
         stats = self._scope.health.stats
         for name, reason in list(writer.to_copy.items()):
             if name not in self._wanted:

@@ -25,6 +25,7 @@ from headrace.lake.files import LakeFiles
 from headrace.lake.postgres_catalog import PostgresCatalog
 from headrace.lake.sqlite_catalog import SqliteCatalog
 from headrace.lake_writer.follower import Follower
+from headrace.lake_writer.rewrites import Rewrites
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
@@ -89,11 +90,13 @@ async def _work(
     catalog = open_catalog(settings)
     archive = Store(settings.archive.url, timeout_s=settings.archive.put_timeout_s)
     mark = Cell(state, mark_key(settings.source.slot))
+    rewrites = Rewrites(settings)
+    scope.spawn("schema-events", rewrites.follow(scope, client))
     follower: Follower | None = None
 
     async def follow() -> None:
         nonlocal follower
-        follower = Follower(scope, settings, files, catalog, archive, mark)
+        follower = Follower(scope, settings, files, catalog, archive, mark, rewrites)
         await follower.run()
 
     async def failed(error: Exception) -> bool:
