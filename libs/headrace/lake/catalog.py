@@ -104,8 +104,10 @@ class Catalog(Protocol):
     def tables(self) -> Mapping[TableName, str]:
         """The location of each table's current metadata."""
 
-    def commit(self, cut: Cut, moves: Sequence[Move], first_kept: int) -> None:
-        """Make a cut, and forget those before `first_kept`.
+    def commit(
+        self, cut: Cut, moves: Sequence[Move], first_kept: int, kept_since_us: int = 0
+    ) -> None:
+        """Make a cut, and forget those before `first_kept`, and those made before a time.
 
         Raises `CutRefusedError` if its number is taken, and `PointerMovedError` if a pointer is not
         what it was: both prove that nothing was written. Another error leaves the outcome in doubt,
@@ -136,7 +138,9 @@ _INSERT_POINTER = (
     "iceberg_type) VALUES ({}, {}, {}, {}, 'TABLE') ON CONFLICT DO NOTHING"
 )
 # Cuts whose snapshots are no longer kept.
-DELETE_CUTS = "DELETE FROM headrace_cuts WHERE source = {} AND cut < {}"
+DELETE_CUTS = (
+    "DELETE FROM headrace_cuts WHERE source = {} AND (cut < {} OR made_us < {}) AND cut < {}"
+)
 # Iceberg's catalogs know a namespace by its properties.
 NAMESPACE_PROPERTIES = (("exists", "true"),)
 

@@ -48,7 +48,9 @@ class PostgresCatalog:
             ).fetchall()
         return {TableName(namespace, name): location for namespace, name, location in rows}
 
-    def commit(self, cut: Cut, moves: Sequence[Move], first_kept: int) -> None:
+    def commit(
+        self, cut: Cut, moves: Sequence[Move], first_kept: int, kept_since_us: int = 0
+    ) -> None:
         with self._session() as session:
             try:
                 with session.transaction():
@@ -57,8 +59,8 @@ class PostgresCatalog:
                         catalog.row_of(cut),
                     )
                     session.execute(
-                        catalog.DELETE_CUTS.format("%s", "%s"),
-                        (cut.source, first_kept),
+                        catalog.DELETE_CUTS.format(*["%s"] * 4),
+                        (cut.source, first_kept, kept_since_us, cut.number),
                     )
                     for move in moves:
                         _move(session, move)

@@ -10,9 +10,12 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Self
 
+from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.manifest import (
+    DEFAULT_READ_VERSION,
     UNASSIGNED_SEQ,
     DataFile,
     DataFileContent,
@@ -27,17 +30,12 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.serializers import FromInputFile, ToOutputFile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
-from pyiceberg.table.update import (
-    AddSnapshotUpdate,
-    RemoveSnapshotsUpdate,
-    SetSnapshotRefUpdate,
-    TableUpdate,
-    update_table_metadata,
-)
+from pyiceberg.table.update import TableUpdate, update_table_metadata
 
 from headrace.lake.data_files import FILE_PATH_ID
 from headrace.lake.errors import LakeError
 from headrace.lake.files import LakeIO
+from headrace.lake.metadata import with_previous, with_snapshot, without_snapshots
 
 # More manifests than this are merged into one: readers open each of them.
 MANIFESTS_MAX = 16
@@ -164,7 +162,9 @@ def next_snapshot(
     expired: Iterable[int] = (),
 ) -> TableSnapshot:
     """Write the metadata of a table with changed files; current once the catalog points to it."""
-    metadata = update_table_metadata(table.metadata, tuple(updates))
+    metadata = table.metadata
+    if changed := tuple(updates):
+        metadata = update_table_metadata(metadata, changed)
     snapshot_id = metadata.new_snapshot_id()
     sequence = metadata.next_sequence_number()
     writing = _Writing(io, metadata, snapshot_id, sequence)
@@ -186,14 +186,16 @@ def next_snapshot(
         summary=Summary(_operation(changes), **_totals(table.files, files, changes), **properties),
         schema_id=metadata.current_schema_id,
     )
-    made: list[Any] = [
-        AddSnapshotUpdate(snapshot=snapshot),
-        _main(snapshot_id),
-    ]
-    if gone := [number for number in expired if number != snapshot_id]:
-        made.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone}))
-    metadata = update_table_metadata(metadata, tuple(made), metadata_location=table.location)
+    metadata = without_snapshots(with_snapshot(metadata, snapshot), set(expired))
+    metadata = with_previous(metadata, table.metadata, table.location)
     return TableSnapshot(metadata, write_metadata(io, metadata), files)
+
+
+def expire(io: LakeIO, table: TableSnapshot, dropped: Iterable[int]) -> TableSnapshot:
+    """Write the metadata of a table without some snapshots."""
+    metadata = without_snapshots(table.metadata, set(dropped))
+    metadata = with_previous(metadata, table.metadata, table.location)
+    return TableSnapshot(metadata, write_metadata(io, metadata), table.files)
 
 
 def write_metadata(io: LakeIO, metadata: TableMetadata) -> str:
@@ -202,11 +204,6 @@ def write_metadata(io: LakeIO, metadata: TableMetadata) -> str:
     location = f"{metadata.location}/metadata/{number:05d}-{uuid.uuid4()}.metadata.json"
     ToOutputFile.table_metadata(metadata, io.new_output(location))
     return location
-
-
-def _main(snapshot_id: int) -> SetSnapshotRefUpdate:
-    body: dict[str, Any] = {"ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
-    return SetSnapshotRefUpdate(**body)
 
 
 def _operation(changes: FileChanges) -> Operation:
@@ -233,7 +230,41 @@ def _totals(before: TableFiles, after: TableFiles, changes: FileChanges) -> dict
     }
 
 
-class _DeleteManifestWriter(ManifestWriterV2):
+class _OneBlock(AvroOutputFile[ManifestEntry]):
+    """Writes all entries as one block: PyIceberg would compress each of them for itself."""
+
+    def __enter__(self) -> Self:
+        self._entries: list[ManifestEntry] = []
+        super().__enter__()
+        return self
+
+    def write_block(self, objects: list[ManifestEntry]) -> None:
+        self._entries += objects
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().write_block(self._entries)
+        super().__exit__(kind, error, trace)
+
+
+class _DataManifestWriter(ManifestWriterV2):
+    """Writes a manifest of data files."""
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        return _OneBlock(
+            output_file=self._output_file,
+            file_schema=self._with_partition(self.version),
+            record_schema=self._with_partition(DEFAULT_READ_VERSION),
+            schema_name="manifest_entry",
+            metadata=self._meta,
+        )
+
+
+class _DeleteManifestWriter(_DataManifestWriter):
     """Writes a manifest of delete files."""
 
     def content(self) -> ManifestContent:
@@ -294,7 +325,7 @@ class _Writing:
         old = [self._existing(before.data[path]) for path in sorted(paths - changes.removed)]
         gone = [self._deleted(before.data[path]) for path in sorted(paths & changes.removed)]
         if entries := old + new + gone:
-            manifest = self._write(ManifestWriterV2, entries)
+            manifest = self._write(_DataManifestWriter, entries)
             added = {file.file_path for file in changes.added}
             yield Manifest(manifest, (paths - changes.removed) | added)
 

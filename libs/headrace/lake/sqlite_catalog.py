@@ -54,11 +54,14 @@ class SqliteCatalog:
         )
         return {TableName(namespace, name): location for namespace, name, location in rows}
 
-    def commit(self, cut: Cut, moves: Sequence[Move], first_kept: int) -> None:
+    def commit(
+        self, cut: Cut, moves: Sequence[Move], first_kept: int, kept_since_us: int = 0
+    ) -> None:
         self._execute("BEGIN IMMEDIATE")
         try:
             self._execute(catalog.INSERT_CUT.format(*"?" * 9), *catalog.row_of(cut))
-            self._execute(catalog.DELETE_CUTS.format("?", "?"), cut.source, first_kept)
+            kept = (cut.source, first_kept, kept_since_us, cut.number)
+            self._execute(catalog.DELETE_CUTS.format(*"?" * 4), *kept)
             for move in moves:
                 self._move(move)
         except BaseException as error:

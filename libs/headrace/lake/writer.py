@@ -7,6 +7,7 @@ commit whose answer was lost is recognised by its attempt, and never made twice 
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,9 @@ from headrace.lake.catalog import Catalog, Cut, Move, TableName
 from headrace.lake.columns import places, whole
 from headrace.lake.draft import ColumnCache, TableDraft
 from headrace.lake.errors import CutRefusedError, ForeignTableError, LakeError
+from headrace.lake.expiry import Retention, expired
 from headrace.lake.files import LakeFiles, LakeIO
+from headrace.lake.metadata import PREVIOUS_MAX
 from headrace.lake.snapshots import TableFiles, TableSnapshot
 from headrace.lake.tables import LakeTable, evolve
 from headrace.lsn import format_lsn
@@ -49,7 +52,7 @@ _PROPERTIES = {
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "20",
+    "write.metadata.previous-versions-max": str(PREVIOUS_MAX),
 }
 
 
@@ -89,14 +92,20 @@ class LakeWriter:
     """The only writer of a source's tables; used by one thread at a time."""
 
     def __init__(
-        self, files: LakeFiles, catalog: Catalog, source: Source, cache_bytes: int, keep_cuts: int
+        self,
+        files: LakeFiles,
+        catalog: Catalog,
+        source: Source,
+        cache_bytes: int,
+        keep_cuts: int,
+        keep_s: float = math.inf,
     ) -> None:
         self._files = files
         self._io = LakeIO(files)
         self._catalog = catalog
         self._source = source
         self._cache = ColumnCache(cache_bytes)
-        self._keep_cuts = keep_cuts
+        self._keep = Retention(keep_cuts, keep_s)
         self._followed: dict[TableName, _Followed] = {}
         self._dropped: dict[TableName, str] = {}
         # Why a table has to be copied again.
@@ -314,7 +323,8 @@ class LakeWriter:
 
     def _commit(self, cut: Cut, moves: Sequence[Move]) -> None:
         try:
-            self._catalog.commit(cut, moves, cut.number - self._keep_cuts)
+            since_us = self._keep.since_us(cut.made_us)
+            self._catalog.commit(cut, moves, cut.number + 1 - self._keep.cuts, since_us)
         except CutRefusedError:
             # The answer to an earlier try of this very commit may have been lost.
             if not self._made(cut):
@@ -336,7 +346,7 @@ class LakeWriter:
             changes,
             properties,
             self._updates(followed, metadata),
-            self._expired(metadata),
+            expired(metadata, self._keep, time.time_ns() // 1000),
         )
 
     def _updates(self, followed: _Followed, metadata: TableMetadata) -> Iterator[TableUpdate]:
@@ -349,13 +359,6 @@ class LakeWriter:
 
     def _described(self, table: LakeTable) -> dict[str, str]:
         return {_SOURCE: self._source.slot, _TABLE: orjson.dumps(table.encode()).decode()}
-
-    def _expired(self, metadata: TableMetadata) -> list[int]:
-        """Snapshots beyond those that are kept; tags and branches keep theirs."""
-        kept = {ref.snapshot_id for ref in metadata.refs.values()}
-        ordered = sorted(metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
-        surplus = ordered[: max(0, len(ordered) + 1 - self._keep_cuts)]
-        return [each.snapshot_id for each in surplus if each.snapshot_id not in kept]
 
 
 def _quoted(name: str) -> str:

@@ -39,6 +39,14 @@ class LakeSettings:
         "larger value keeps more files and makes each table's metadata larger.",
         least=2,
     )
+    keep_s: float = setting(
+        "HEADRACE_LAKE_KEEP_S",
+        432_000.0,
+        "Maximum age of the cuts that readers can go back to, in seconds; five days by default. "
+        "It matters for tables that seldom change, whose former files it releases. The last cut "
+        "and tagged snapshots are always kept.",
+        least=60,
+    )
     cache_bytes: int = setting(
         "HEADRACE_LAKE_CACHE_BYTES",
         64 * MIB,

@@ -100,7 +100,12 @@ class Follower:
         if first is not None:
             source = Source(settings.source.slot, first.system_id, first.timeline)
         writer = LakeWriter(
-            self._files, self._catalog, source, settings.lake.cache_bytes, settings.lake.keep_cuts
+            self._files,
+            self._catalog,
+            source,
+            settings.lake.cache_bytes,
+            settings.lake.keep_cuts,
+            settings.lake.keep_s,
         )
         await asyncio.to_thread(writer.open)
         self._writer = writer
