@@ -30,6 +30,10 @@ CREATE = (
     lsn BIGINT NOT NULL, ordinal BIGINT NOT NULL, archive_file BIGINT NOT NULL,
     made_us BIGINT NOT NULL, commit_us BIGINT, tables TEXT NOT NULL,
     PRIMARY KEY (source, cut))""",
+    # What a lake's programs tell each other: requests, folders that nothing refers to.
+    """CREATE TABLE IF NOT EXISTS headrace_notes (
+    source VARCHAR(255) NOT NULL, kind VARCHAR(64) NOT NULL, name VARCHAR(1000) NOT NULL,
+    body TEXT NOT NULL, PRIMARY KEY (source, kind, name))""",
 )
 
 
@@ -120,6 +124,12 @@ class Catalog(Protocol):
         Raises `CutRefusedError` if it is not this cut any more.
         """
 
+    def notes(self, source: str, kind: str) -> Mapping[str, str]:
+        """The bodies of a source's notes of a kind, by their names."""
+
+    def note(self, source: str, kind: str, name: str, body: str | None) -> None:
+        """Store a note in place of the one with its name, or remove that."""
+
     def close(self) -> None:
         """Close the connection."""
 
@@ -137,6 +147,12 @@ _INSERT_POINTER = (
     "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location, "
     "iceberg_type) VALUES ({}, {}, {}, {}, 'TABLE') ON CONFLICT DO NOTHING"
 )
+READ_NOTES = "SELECT name, body FROM headrace_notes WHERE source = {} AND kind = {}"
+WRITE_NOTE = (
+    "INSERT INTO headrace_notes (source, kind, name, body) VALUES ({}, {}, {}, {}) "
+    "ON CONFLICT (source, kind, name) DO UPDATE SET body = excluded.body"
+)
+DELETE_NOTE = "DELETE FROM headrace_notes WHERE source = {} AND kind = {} AND name = {}"
 # Cuts whose snapshots are no longer kept.
 DELETE_CUTS = (
     "DELETE FROM headrace_cuts WHERE source = {} AND (cut < {} OR made_us < {}) AND cut < {}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import uuid
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -48,31 +49,76 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     return schema_to_pyarrow(schema)
 
 
+class RowsWriter:
+    """Writes rows as one data file, in parts, so that memory doesn't depend on their number."""
+
+    def __init__(self, files: LakeFiles, folder: str, schema: Schema) -> None:
+        self._files = files
+        self._folder = folder
+        self._schema = schema
+        self._wanted = arrow_schema(schema)
+        self._sink = io.BytesIO()
+        self._writer = pq.ParquetWriter(
+            self._sink, self._wanted, compression="zstd", compression_level=1, store_schema=False
+        )
+
+    @property
+    def size(self) -> int:
+        """The bytes so far."""
+        return self._sink.tell()
+
+    def write(self, rows: pa.Table) -> None:
+        """Add rows, whose columns have the schema's names; absent ones are null."""
+        columns = [
+            rows.column(field.name).cast(field.type)
+            if field.name in rows.column_names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in self._wanted
+        ]
+        table = pa.Table.from_arrays(columns, schema=self._wanted)
+        self._writer.write_table(table, row_group_size=GROUP_ROWS)
+
+    def close(self) -> DataFile:
+        """Write the file."""
+        self._writer.close()
+        data = self._sink.getvalue()
+        location = f"{self._folder}/data/{uuid.uuid4()}.parquet"
+        self._files.put(location, data)
+        statistics = data_file_statistics_from_parquet_metadata(
+            self._writer.writer.metadata,
+            compute_statistics_plan(self._schema, _STATISTICS),
+            parquet_path_to_id_mapping(self._schema),
+        )
+        return _file(
+            DataFileContent.DATA,
+            location,
+            len(data),
+            statistics.to_serialized_dict(),
+            sort_order_id=0,
+        )
+
+
 def write_rows(files: LakeFiles, folder: str, schema: Schema, rows: pa.Table) -> DataFile:
     """Write rows, whose columns have the schema's names, as a data file."""
-    wanted = arrow_schema(schema)
-    columns = [
-        rows.column(field.name).cast(field.type)
-        if field.name in rows.column_names
-        else pa.nulls(rows.num_rows, field.type)
-        for field in wanted
-    ]
-    data, footer = _encoded(pa.Table.from_arrays(columns, schema=wanted))
-    location = f"{folder}/data/{uuid.uuid4()}.parquet"
-    files.put(location, data)
-    statistics = data_file_statistics_from_parquet_metadata(
-        footer, compute_statistics_plan(schema, _STATISTICS), parquet_path_to_id_mapping(schema)
-    )
-    return _file(
-        DataFileContent.DATA, location, len(data), statistics.to_serialized_dict(), sort_order_id=0
-    )
+    writer = RowsWriter(files, folder, schema)
+    writer.write(rows)
+    return writer.close()
 
 
 def write_positions(files: LakeFiles, folder: str, path: str, positions: Ints) -> DataFile:
     """Write the positions of a data file's deleted rows as a delete file."""
     paths = pa.array([path] * len(positions), pa.string())
     rows = pa.Table.from_arrays([paths, pa.array(positions, pa.int64())], schema=_POSITIONS)
-    data, _ = _encoded(rows)
+    sink = io.BytesIO()
+    pq.write_table(
+        rows,
+        sink,
+        row_group_size=GROUP_ROWS,
+        compression="zstd",
+        compression_level=1,
+        store_schema=False,
+    )
+    data = sink.getvalue()
     location = f"{folder}/data/{uuid.uuid4()}-deletes.parquet"
     files.put(location, data)
     bound = {FILE_PATH_ID: path.encode()}
@@ -100,22 +146,39 @@ def read_positions(files: LakeFiles, location: str) -> dict[str, Ints]:
 def read_columns(files: LakeFiles, location: str, ids: list[int]) -> pa.Table:
     """Columns of a data file by their field IDs; absent ones, which are null, are left out."""
     file = pq.ParquetFile(pa.BufferReader(files.get(location)))
-    by_id = {
-        int((field.metadata or {}).get(_FIELD_ID.encode(), b"-1")): field.name
-        for field in file.schema_arrow
-    }
+    by_id = _names_by_id(file)
     names = {number: by_id[number] for number in ids if number in by_id}
     table = file.read(columns=list(names.values()), use_threads=False)
     return table.select(list(names.values())).rename_columns([str(number) for number in names])
 
 
-def _encoded(rows: pa.Table) -> tuple[bytes, pq.FileMetaData]:
-    sink = io.BytesIO()
-    with pq.ParquetWriter(
-        sink, rows.schema, compression="zstd", compression_level=1, store_schema=False
-    ) as writer:
-        writer.write_table(rows, row_group_size=GROUP_ROWS)
-    return sink.getvalue(), writer.writer.metadata
+def read_rows(files: LakeFiles, location: str, schema: Schema, rows: int) -> Iterator[pa.Table]:
+    """A data file's rows in order, some at a time, with the columns that it has of a schema."""
+    file = pq.ParquetFile(pa.BufferReader(files.get(location)))
+    by_id = _names_by_id(file)
+    names = {
+        by_id[field.field_id]: field.name for field in schema.fields if field.field_id in by_id
+    }
+    if not names:
+        yield from _without_columns(file.metadata.num_rows, rows)
+        return
+    for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
+        table = pa.Table.from_batches([batch]).select(list(names))
+        yield table.rename_columns(list(names.values()))
+
+
+def _without_columns(total: int, rows: int) -> Iterator[pa.Table]:
+    """Rows of a file that has no column of the schema: they exist all the same."""
+    for start in range(0, total, rows):
+        count = min(rows, total - start)
+        yield pa.Table.from_arrays([pa.nulls(count)], names=[""])
+
+
+def _names_by_id(file: pq.ParquetFile) -> dict[int, str]:
+    return {
+        int((field.metadata or {}).get(_FIELD_ID.encode(), b"-1")): field.name
+        for field in file.schema_arrow
+    }
 
 
 def _file(

@@ -91,6 +91,15 @@ class LakeFiles:
         except FAILURES as error:
             raise LakeUnreachableError(f"{below} can't be listed: {error}") from error
 
+    def folders(self, below: str = "") -> list[str]:
+        """The folders directly below a location, or the root."""
+        prefix = self._name(below) if below else None
+        try:
+            found = obstore.list_with_delimiter(self._store, prefix)
+        except FAILURES as error:
+            raise LakeUnreachableError(f"{below} can't be listed: {error}") from error
+        return [self.location(name.rstrip("/")) for name in found["common_prefixes"]]
+
     def _name(self, location: str) -> str:
         if not location.startswith(f"{self.root}/"):
             raise LakeError(

@@ -74,6 +74,20 @@ class PostgresCatalog:
         if changed != 1:
             raise CutRefusedError(f"cut {cut.number} is another process's")
 
+    def notes(self, source: str, kind: str) -> Mapping[str, str]:
+        with self._session() as session:
+            query = catalog.READ_NOTES.format("%s", "%s")
+            return dict(session.execute(query, (source, kind)).fetchall())
+
+    def note(self, source: str, kind: str, name: str, body: str | None) -> None:
+        with self._session() as session:
+            if body is None:
+                query = catalog.DELETE_NOTE.format(*["%s"] * 3)
+                session.execute(query, (source, kind, name))
+            else:
+                query = catalog.WRITE_NOTE.format(*["%s"] * 4)
+                session.execute(query, (source, kind, name, body))
+
     @contextmanager
     def _session(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         """The connection, opened again if it was lost."""

@@ -76,6 +76,15 @@ class SqliteCatalog:
         if self._cursor(catalog.ADVANCE_CUT.format(*"?" * 5), *values).rowcount != 1:
             raise CutRefusedError(f"cut {cut.number} is another process's")
 
+    def notes(self, source: str, kind: str) -> Mapping[str, str]:
+        return dict(self._execute(catalog.READ_NOTES.format("?", "?"), source, kind))
+
+    def note(self, source: str, kind: str, name: str, body: str | None) -> None:
+        if body is None:
+            self._execute(catalog.DELETE_NOTE.format(*"?" * 3), source, kind, name)
+        else:
+            self._execute(catalog.WRITE_NOTE.format(*"?" * 4), source, kind, name, body)
+
     def _move(self, move: Move) -> None:
         table = move.table
         for namespace in catalog.NAMESPACE_PROPERTIES:

@@ -43,6 +43,7 @@ from headrace.lake.metadata import PREVIOUS_MAX
 from headrace.lake.snapshots import TableFiles, TableSnapshot
 from headrace.lake.tables import LakeTable, evolve
 from headrace.lsn import format_lsn
+from headrace.process.failpoint import failpoint
 
 # pyarrow's stubs lack calls that are used here.
 pc: Any = pyarrow.compute
@@ -76,6 +77,8 @@ class _Followed:
     pointer: str | None
     # Whether the current metadata describes this table as it is now.
     described: bool = True
+    # Snapshots that go even if nothing else changes.
+    expired: tuple[int, ...] = ()
 
     @property
     def new(self) -> bool:
@@ -86,6 +89,11 @@ class _Followed:
     def changed(self) -> bool:
         """Whether the next cut needs another snapshot of it."""
         return self.draft.changed or self.new or not self.described
+
+    @property
+    def written(self) -> bool:
+        """Whether the next cut needs other metadata of it."""
+        return self.changed or bool(self.expired)
 
 
 class LakeWriter:
@@ -146,9 +154,33 @@ class LakeWriter:
     def changed(self) -> bool:
         """Whether the next cut would differ from the last one."""
         return bool(self._dropped) or any(
-            each.changed or each.pointer != each.snapshot.location
+            each.written or each.pointer != each.snapshot.location
             for each in self._followed.values()
         )
+
+    @property
+    def snapshots(self) -> Mapping[TableName, TableSnapshot]:
+        """The tables as the last cut has them."""
+        return {name: followed.snapshot for name, followed in self._followed.items()}
+
+    # Upkeep
+
+    def replace_files(
+        self, name: TableName, removed: Sequence[str], added: Sequence[DataFile]
+    ) -> None:
+        """Data files go, whose living rows are in others; while no change of them waits."""
+        draft = self._followed[name].draft
+        draft.remove_files(removed)
+        draft.add_files(added)
+
+    def expire(self, keep: Retention) -> int:
+        """Drop more snapshots than cuts do, with the next cut; how many go."""
+        self._keep = keep
+        now_us = time.time_ns() // 1000
+        for followed in self._followed.values():
+            metadata = followed.snapshot.metadata
+            followed.expired = tuple(expired(metadata, keep, now_us, added=0))
+        return sum(len(followed.expired) for followed in self._followed.values())
 
     # Copies
 
@@ -282,7 +314,7 @@ class LakeWriter:
         written = {
             name: self._write(followed, properties)
             for name, followed in self._followed.items()
-            if followed.changed
+            if followed.written
         }
         # A name may be dropped and taken again.
         moves = [Move(name, pointer, None) for name, pointer in self._dropped.items()]
@@ -305,6 +337,7 @@ class LakeWriter:
             commit_us,
             current,
         )
+        failpoint("lake.before_commit")
         self._commit(cut, moves)
         for name, followed in list(self._followed.items()):
             followed.pointer = followed.snapshot.location
@@ -338,6 +371,8 @@ class LakeWriter:
         return known is not None and (known.number, known.attempt) == (cut.number, cut.attempt)
 
     def _write(self, followed: _Followed, properties: Mapping[str, str]) -> TableSnapshot:
+        if not followed.changed:
+            return snapshots.expire(self._io, followed.snapshot, followed.expired)
         changes = followed.draft.finish()
         metadata = followed.snapshot.metadata
         return snapshots.next_snapshot(

@@ -1,0 +1,248 @@
+"""Rewrites small data files, and files with many deleted rows, as larger files without these.
+
+A rewrite changes no row and no order within a file. Files are joined with those of about their own
+size, so each row is rewritten a few times at most, however many cuts there are. What is rewritten
+counts only once a cut refers to it; a rewrite that is given up leaves files that no cut knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+
+from headrace.lake import data_files
+from headrace.lake.columns import Ints
+from headrace.lake.data_files import GROUP_ROWS, RowsWriter
+from headrace.lake.files import LakeFiles
+from headrace.lake.snapshots import LiveFile, TableFiles
+from headrace.lake.writer import LakeWriter
+from headrace.process.failpoint import failpoint
+
+# Rows that are read at once, and what waits in memory until it is written.
+READ_ROWS = 16_384
+WAITING_BYTES = 32 << 20
+# Files of one tier differ in size by this factor at most; smaller ones are all in the first.
+_TIER_FACTOR = 8
+_FIRST_TIER_BYTES = 64 << 10
+# Deleted rows in smaller files matter less than the work of rewriting them again and again.
+_DELETED_BYTES_MIN = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionLimits:
+    """What is worth a rewrite, and how much is rewritten for one cut."""
+
+    target_bytes: int
+    files_min: int
+    deleted_share: float
+    bytes_max: int
+    deleted_bytes_min: int = _DELETED_BYTES_MIN
+    tiered: bool = True
+
+    def everything(self) -> CompactionLimits:
+        """Limits of a compaction by hand: whatever can be joined is."""
+        return replace(self, files_min=2, deleted_share=0.0, deleted_bytes_min=0, tiered=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteInput:
+    """A data file, and the files with its deleted positions."""
+
+    location: str
+    deletes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Files that are rewritten together."""
+
+    inputs: tuple[RewriteInput, ...]
+    bytes: int
+
+    @property
+    def locations(self) -> list[str]:
+        """The data files."""
+        return [each.location for each in self.inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    input: RewriteInput
+    size: int
+    # The size without deleted rows.
+    living: int
+    share: float
+
+
+def plan(files: TableFiles, limits: CompactionLimits) -> list[Rewrite]:
+    """The rewrites that a table is worth now, as many as one cut may take."""
+    candidates = [_candidate(files, live) for live in _ordered(files)]
+    small = _small(candidates, limits)
+    chosen = [
+        each
+        for each in candidates
+        if each.input.location in small
+        or (each.share > limits.deleted_share and each.size >= limits.deleted_bytes_min)
+    ]
+    rewrites = []
+    left = limits.bytes_max
+    for group in _groups(chosen, limits.target_bytes):
+        # One file alone is worth it only for its deleted rows.
+        if len(group) == 1 and group[0].share <= limits.deleted_share:
+            continue
+        if left <= 0:
+            break
+        size = sum(each.size for each in group)
+        rewrites.append(Rewrite(tuple(each.input for each in group), size))
+        left -= size
+    return rewrites
+
+
+def _ordered(files: TableFiles) -> list[LiveFile]:
+    return sorted(files.data.values(), key=lambda live: (live.file_sequence, live.file.file_path))
+
+
+def _candidate(files: TableFiles, live: LiveFile) -> _Candidate:
+    path = live.file.file_path
+    own = files.deletes.get(path)
+    deletes = [] if own is None else [own.file.file_path]
+    share = 0.0 if own is None else min(1.0, own.file.record_count / live.file.record_count)
+    size = live.file.file_size_in_bytes
+    living = int(size * (1 - share))
+    return _Candidate(RewriteInput(path, (*deletes, *files.shared_deletes)), size, living, share)
+
+
+def _small(candidates: Sequence[_Candidate], limits: CompactionLimits) -> set[str]:
+    """The files of the largest tier with enough of them, and of all tiers below."""
+    small = [each for each in candidates if each.living < limits.target_bytes // 2]
+    tiers: dict[int, int] = {}
+    for each in small:
+        tier = _tier(each, limits)
+        tiers[tier] = tiers.get(tier, 0) + 1
+    full = [tier for tier, count in tiers.items() if count >= limits.files_min]
+    if not full:
+        return set()
+    return {each.input.location for each in small if _tier(each, limits) <= max(full)}
+
+
+def _tier(candidate: _Candidate, limits: CompactionLimits) -> int:
+    if not limits.tiered or candidate.living <= _FIRST_TIER_BYTES:
+        return 0
+    return 1 + int(math.log(candidate.living / _FIRST_TIER_BYTES, _TIER_FACTOR))
+
+
+def _groups(candidates: Sequence[_Candidate], target_bytes: int) -> Iterator[list[_Candidate]]:
+    group: list[_Candidate] = []
+    for each in candidates:
+        group.append(each)
+        if sum(one.living for one in group) >= target_bytes:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a step of compaction did."""
+
+    tables: int = 0
+    files_before: int = 0
+    files_after: int = 0
+    bytes: int = 0
+
+
+def compact(files: LakeFiles, writer: LakeWriter, limits: CompactionLimits) -> Compaction:
+    """Rewrite files for the writer's next cut, while none of its changes waits."""
+    assert not writer.changed, "changes that wait may delete rows of these files"
+    done = Compaction()
+    for name, table in writer.snapshots.items():
+        if done.bytes >= limits.bytes_max:
+            break
+        rewrites = plan(table.files, replace(limits, bytes_max=limits.bytes_max - done.bytes))
+        for rewrite in rewrites:
+            failpoint("lake.before_compaction")
+            written = compact_files(
+                files,
+                table.metadata.schema(),
+                table.metadata.location,
+                rewrite.inputs,
+                limits.target_bytes,
+            )
+            failpoint("lake.after_compaction")
+            writer.replace_files(name, rewrite.locations, written)
+            done = Compaction(
+                done.tables,
+                done.files_before + len(rewrite.inputs),
+                done.files_after + len(written),
+                done.bytes + rewrite.bytes,
+            )
+        done = replace(done, tables=done.tables + bool(rewrites))
+    return done
+
+
+def compact_files(
+    files: LakeFiles,
+    schema: Schema,
+    folder: str,
+    inputs: Sequence[RewriteInput],
+    target_bytes: int,
+) -> list[DataFile]:
+    """Write the rows of files that are not deleted, in their order, as files of a table's folder.
+
+    Columns are found by their field IDs. Memory depends on the largest file, not on their number.
+    """
+    written: list[DataFile] = []
+    writer: RowsWriter | None = None
+    for rows in _gathered(_living(files, schema, inputs)):
+        writer = writer or RowsWriter(files, folder, schema)
+        writer.write(rows)
+        if writer.size >= target_bytes:
+            written.append(writer.close())
+            writer = None
+    if writer is not None:
+        written.append(writer.close())
+    return written
+
+
+def _living(files: LakeFiles, schema: Schema, inputs: Sequence[RewriteInput]) -> Iterator[pa.Table]:
+    for each in inputs:
+        deleted = _deleted(files, each)
+        start = 0
+        for rows in data_files.read_rows(files, each.location, schema, READ_ROWS):
+            here = deleted[(deleted >= start) & (deleted < start + rows.num_rows)] - start
+            lives = np.ones(rows.num_rows, np.bool_)
+            lives[here] = False
+            start += rows.num_rows
+            if lives.any():
+                yield rows.filter(pa.array(lives))
+
+
+def _deleted(files: LakeFiles, each: RewriteInput) -> Ints:
+    none: Ints = np.array([], np.int64)
+    found = [data_files.read_positions(files, location) for location in each.deletes]
+    return np.unique(np.concatenate([none, *(one.get(each.location, none) for one in found)]))
+
+
+def _gathered(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Rows in groups that are worth a row group of Parquet."""
+    waiting: list[pa.Table] = []
+    for rows in parts:
+        waiting.append(rows)
+        count = sum(each.num_rows for each in waiting)
+        if count >= GROUP_ROWS or sum(each.nbytes for each in waiting) >= WAITING_BYTES:
+            yield _joined(waiting)
+            waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    """Files of different schemas lack different columns, which are null in them."""
+    return pa.concat_tables(parts, promote_options="default")

@@ -1,0 +1,148 @@
+"""A lake in a local folder with its catalog in SQLite, changed without a database: rows are
+numbers with notes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.archive.columns import SCHEMA
+from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo
+from headrace.lake import data_files
+from headrace.lake.catalog import Cut, TableName
+from headrace.lake.compaction import CompactionLimits
+from headrace.lake.files import LakeFiles
+from headrace.lake.sqlite_catalog import SqliteCatalog
+from headrace.lake.tables import new_table
+from headrace.lake.writer import LakeWriter, Source
+
+NUMBERS = TableName("public", "numbers")
+SLOT = "headrace"
+LIMITS = CompactionLimits(
+    target_bytes=128 << 20, files_min=4, deleted_share=0.2, bytes_max=128 << 20, deleted_bytes_min=0
+)
+COLUMNS = (
+    ColumnInfo("id", 20, -1, "bigint", True, number=1),
+    ColumnInfo("note", 25, -1, "text", False, number=2),
+)
+MORE = (*COLUMNS, ColumnInfo("extra", 20, -1, "bigint", False, filled=False, number=3))
+
+
+class LocalLake:
+    """A lake's writer and its files; each statement is a transaction, and each cut shows all."""
+
+    def __init__(self, folder: Path, keep_cuts: int = 100) -> None:
+        self.folder = folder
+        self.files = LakeFiles(f"file://{folder}")
+        self.catalog = SqliteCatalog(folder / "catalog.db")
+        self.writer = LakeWriter(
+            self.files, self.catalog, Source(SLOT, "1", 1), 64 << 20, keep_cuts
+        )
+        self.writer.open()
+        self.columns: tuple[ColumnInfo, ...] = COLUMNS
+        self._version = 1
+        self._file = 0
+        self._lsn = 100
+
+    def create(self, name: TableName = NUMBERS, rows: int = 0) -> None:
+        """A table as a copy makes it, and the cut that has it."""
+        table = new_table(name, 1000, self.columns, ("id",), self._lsn)
+        folder, schema = self.writer.prepare_copy(table)
+        numbers = pa.array(range(rows), pa.int64())
+        notes = pa.array([f"note {number}" for number in range(rows)])
+        copied = pa.table({"id": numbers, "note": notes})
+        written = [data_files.write_rows(self.files, folder, schema, copied)] if rows else []
+        self.writer.adopt(table, folder, written)
+        self.cut()
+
+    def add_column(self) -> None:
+        """From now on rows have another column, which is null in earlier ones."""
+        self.columns = MORE
+        self._version += 1
+
+    def insert(self, numbers: Sequence[int], note: str = "") -> None:
+        """Rows of these numbers come."""
+        self._change("insert", numbers, note)
+
+    def update(self, numbers: Sequence[int], note: str) -> None:
+        """Rows get another note."""
+        self._change("update", numbers, note)
+
+    def delete(self, numbers: Sequence[int]) -> None:
+        """Rows go."""
+        self._change("delete", numbers, "")
+
+    def _change(self, operation: str, numbers: Sequence[int], note: str) -> None:
+        count = len(numbers)
+        self._lsn += 100
+        rows = [
+            {"id": number, "note": note or f"note {number}"}
+            | ({"extra": number * 2} if len(self.columns) > 2 else {})
+            for number in numbers
+        ]
+        after = [None if operation == "delete" else json.dumps(row) for row in rows]
+        columns = {
+            "commit_lsn": [self._lsn] * count,
+            "ordinal": range(count),
+            "lsn": [self._lsn] * count,
+            "xid": [self._lsn] * count,
+            "commit_time": pa.array([self._lsn] * count).cast(pa.timestamp("us", tz="UTC")),
+            "schema": [NUMBERS.namespace] * count,
+            "table": [NUMBERS.name] * count,
+            "operation": [operation] * count,
+            "key": [json.dumps({"id": number}) for number in numbers],
+            "before": pa.nulls(count, pa.string()),
+            "after": pa.array(after, pa.string()),
+            "unchanged": pa.nulls(count, pa.list_(pa.string())),
+            "schema_version": pa.array([self._version] * count, pa.int32()),
+            "exact": pa.nulls(count, pa.string()),
+        }
+        self._file += 1
+        self.writer.take(self._info(), pa.table(columns).select(SCHEMA.names).cast(SCHEMA))
+
+    def _info(self) -> SegmentInfo:
+        shape = TableInfo(
+            NUMBERS.namespace, NUMBERS.name, 1000, self._version, ("id",), self.columns
+        )
+        return SegmentInfo(
+            id=self._file,
+            archive="made",
+            epoch=1,
+            writer="test",
+            source=SLOT,
+            database="db",
+            system_id="1",
+            timeline=1,
+            from_lsn=0,
+            end_lsn=self._lsn + 1,
+            rows=1,
+            tables=(shape,),
+        )
+
+    def cut(self) -> Cut:
+        """Make a cut of everything so far."""
+        return self.writer.cut(self._lsn + 1, 0, self._file, None)
+
+    def insert_in_cuts(self, cuts: int, rows: int = 10) -> None:
+        """Make cuts, each with a file of so many rows."""
+        for number in range(cuts):
+            first = 1_000_000 * (self.cut_number + 1) + number * rows
+            self.insert(range(first, first + rows))
+            self.cut()
+
+    @property
+    def cut_number(self) -> int:
+        """The last cut's number."""
+        return self.writer.last_cut.number if self.writer.last_cut else 0
+
+    def files_on_disk(self) -> set[str]:
+        """The locations of all files, without the catalog's."""
+        return {
+            f"file://{path}"
+            for path in self.folder.rglob("*")
+            if path.is_file() and not path.name.startswith("catalog.db")
+        }
