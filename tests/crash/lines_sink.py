@@ -20,7 +20,6 @@ from nats.aio.client import Client
 
 from headrace.bus.frame import Opening
 from headrace.confirming.epoch_follower import EpochFollower
-from headrace.confirming.recovery import follow_on
 from headrace.confirming.relation_shape import DescribedRelations, RelationShape, Values
 from headrace.confirming.relations import Relations
 from headrace.confirming.sink import Demand, Stored, Taken
@@ -35,6 +34,7 @@ from headrace.pgoutput import messages
 from headrace.pgoutput.decoder import decode
 from headrace.process import lifecycle
 from headrace.process.lifecycle import Scope
+from headrace.process.recovery import follow_on
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings, load
 

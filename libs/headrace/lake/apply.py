@@ -22,7 +22,7 @@ class RowMissingError(LakeError):
 
 
 def apply(draft: TableDraft, table: LakeTable, batch: pa.Table) -> None:
-    """Apply a table's archived rows, which all have the table's present shape, in order."""
+    """Apply a table's archived rows, which all have the table's current shape, in order."""
     net = fold(batch, table.unique_key)
     if net.truncated:
         draft.truncate()
@@ -46,7 +46,7 @@ def _find(draft: TableDraft, table: LakeTable, net: NetChanges) -> tuple[Found, 
     keys = JsonRows(infos).read(pa.array(net.keys, pa.string()), net.exact_keys)
     ids = tuple(table.field_id(name) for name in names)
     if whole_rows:
-        # The texts beside the columns tell apart rows that are NULL in the columns.
+        # Rows that are NULL in the columns differ in the texts of `_headrace_exact`.
         needles = Needles(keys)
         counts = np.zeros(len(net.keys), np.int64)
         np.add.at(counts, needles.codes, np.array(net.counts, np.int64))

@@ -1,4 +1,4 @@
-"""How the lake stores a column of PostgreSQL: its Iceberg type, and the Arrow type that it is
+"""The form of a column of PostgreSQL in the lake: its Iceberg type, and the Arrow type that it is
 written from.
 
 Every column is optional, because a value that its type can't hold is null there, and its text is in

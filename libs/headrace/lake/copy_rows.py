@@ -93,7 +93,7 @@ class CopyRows:
 
 
 def _parsed_as(kind: pa.DataType) -> pa.DataType:
-    """What Arrow's CSV reader makes of the values; the texts of others are read here."""
+    """Values as Arrow's CSV reader reads them; other types' texts are read here."""
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return kind
     return pa.string()

@@ -1,8 +1,8 @@
 """A table's next snapshot as it grows: rows that come and go before anything is committed.
 
-New rows wait in memory until there are enough for a file, or the cut is made. Rows that go are
-positions of data files, or of waiting rows, which are then never written. What is written by a
-draft that is given up is not referred to by any cut.
+New rows wait in memory until there are enough for a file, or until the next cut. Rows that go are
+positions of data files, or of waiting rows, which are then never written. No cut refers to files of
+a draft that is given up.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Waiting:
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
     """The columns of a key, by their field IDs; `exact` are those of them whose value in some key
-    is a text beside the column.
+    is a text in `_headrace_exact`.
     """
 
     ids: tuple[int, ...]
@@ -156,7 +156,7 @@ class TableDraft:
             self.write_waiting()
 
     def find(self, needles: Needles, key: KeyColumns, counts: Ints | None = None) -> Found:
-        """Where the rows with these keys are; with counts, as many rows of each key."""
+        """The places of the rows with these keys; with counts, as many rows of each key."""
         found = Found()
         left = None if counts is None else counts.copy()
         for number, waiting in enumerate(self._waiting):

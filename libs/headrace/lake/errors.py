@@ -1,4 +1,4 @@
-"""What can go wrong with a lake."""
+"""The errors of a lake."""
 
 from __future__ import annotations
 

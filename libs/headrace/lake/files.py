@@ -197,4 +197,6 @@ class LakeIO(FileIO):
         return _Written(self._files, location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
-        self._files.delete([location if isinstance(location, str) else location.location])
+        if not isinstance(location, str):
+            location = location.location
+        self._files.delete([location])

@@ -1,12 +1,12 @@
 """Changes of one table to one net change per key. Pure.
 
-The rows of a batch are in commit order. What counts for a key is whether its row existed before,
-which the first change shows, and the last version of it. A changed key is a deletion of the old one
-and an insertion of the new one. Values that PostgreSQL did not send come from the row's earlier
-change in the batch or, where there is none, from the lake's own row.
+The rows of a batch are in commit order. For each key, two facts count: whether its row existed
+before, which the first change shows, and the last version of it. A changed key is a deletion of the
+old one and an insertion of the new one. Values that PostgreSQL did not send come from the row's
+earlier change in the batch or, where there is none, from the lake's own row.
 
-A table without a key has its whole rows as keys: equal rows are counted, since nothing else tells
-them apart.
+A table without a key has its whole rows as keys: equal rows are counted, since nothing else
+distinguishes them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Borrowed:
 
 @dataclass(slots=True)
 class NetChanges:
-    """What a batch does to a table."""
+    """The effect of a batch on a table."""
 
     # The rows from before the batch are gone.
     truncated: bool = False
@@ -212,7 +212,7 @@ class _Keyed:
             change = int(self._change[step])
             self._take(found, known, change, "before", missing)
             if step and self._change[step - 1] == change:
-                # The row had another key before: go on there, with the step before its end.
+                # The row had another key before: continue there, with the step before its end.
                 step -= 1
             rank = int(self._rank[step])
             before = int(self._order[rank - 1]) if rank else step

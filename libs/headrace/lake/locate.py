@@ -1,4 +1,4 @@
-"""Where the rows with given keys are: in which file, at which position. Pure.
+"""The places of the rows with given keys: in which file, at which position. Pure.
 
 Promises exactness: columns are compared by value, with NULL equal to NULL; no hash decides.
 """

@@ -142,7 +142,7 @@ def _exact_reader(column: ColumnInfo) -> Reader:
 
 
 def _parsed_as(kind: pa.DataType) -> pa.DataType:
-    """What Arrow's JSON reader makes of the values; all others are strings in JSON."""
+    """Values as Arrow's JSON reader reads them; all others are strings in JSON."""
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return kind
     return pa.string()

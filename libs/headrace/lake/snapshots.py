@@ -1,7 +1,7 @@
 """A table's files as Iceberg lists them, and the metadata of its next snapshot.
 
 PyIceberg has no public way to write delete files; this module uses its manifest writers. It writes
-new files only: what is current is decided by the catalog alone.
+new files only: the catalog decides which of them are current.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TableFiles:
 
 @dataclass(slots=True)
 class FileChanges:
-    """What a snapshot changes about a table's files."""
+    """A snapshot's changes of a table's files."""
 
     added: list[DataFile] = field(default_factory=list)
     removed: set[str] = field(default_factory=set)
@@ -180,7 +180,7 @@ def next_snapshot(
         snapshot_id=snapshot_id,
         parent_snapshot_id=parent,
         sequence_number=sequence,
-        # Never before the snapshot it follows, whatever the clock does.
+        # Never before the snapshot it follows, even if the clock goes back.
         timestamp_ms=max(int(time.time() * 1000), metadata.last_updated_ms),
         manifest_list=manifest_list,
         summary=Summary(_operation(changes), **_totals(table.files, files, changes), **properties),

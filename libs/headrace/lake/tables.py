@@ -1,6 +1,6 @@
-"""What the lake knows about a table of the source, and how a new shape changes its schema. Pure.
+"""A table of the source as the lake knows it, and how a new shape changes its schema. Pure.
 
-Columns keep their field IDs for as long as they exist, whatever they are called.
+Columns keep their field IDs for as long as they exist, even if they are renamed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.lake.catalog import TableName
 from headrace.lake.column_types import ITEM_EXACT, iceberg_type
 from headrace.lsn import format_lsn, parse_lsn
 
-# A list's element has an ID of its own.
+# A list's element has a separate ID.
 _IDS_PER_COLUMN = 2
 
 

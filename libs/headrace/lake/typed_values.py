@@ -1,6 +1,6 @@
 """Texts of values as Arrow arrays of a column's type, and the texts that the type can't hold.
 
-Works on a whole column at once. Only where the column has values such as `infinity`, a second pass
+Works on whole columns. Only where the column has values such as `infinity`, a second pass
 separates these. Never rounds, clamps or drops a value. Pure.
 """
 
@@ -121,7 +121,7 @@ def unquoted(member: str) -> str:
 
 def _base64(texts: Array) -> Found:
     try:
-        # Otherwise it would skip whatever isn't base64.
+        # Otherwise it would skip characters that aren't base64.
         return _bytes(partial(binascii.a2b_base64, strict_mode=True), texts)
     except binascii.Error:
         raise DecodeError("a value of a bytea column is not base64") from None

@@ -1,7 +1,7 @@
 """Writes a lake: applies archive files to tables, and makes cuts.
 
 Promises: a cut contains exactly the changes that committed before its LSN, of every table; readers
-see all of it or nothing; whatever happens, the next writer continues from the last cut alone. A
+see all of it or nothing; the next writer continues from the last cut and needs nothing else. A
 commit whose answer was lost is recognised by its attempt, and never made twice or undone.
 """
 
@@ -301,7 +301,7 @@ class LakeWriter:
     # Cuts
 
     def cut(self, lsn: int, ordinal: int, archive_file: int, commit_us: int | None) -> Cut:
-        """Make a cut of all tables at an LSN; raises and changes nothing if another was made."""
+        """Make a cut of all tables at an LSN; raises if another writer was first."""
         number = 1 if self.last_cut is None else self.last_cut.number + 1
         attempt = _new_id()
         properties = {

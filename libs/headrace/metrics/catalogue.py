@@ -10,7 +10,6 @@ from headrace.metrics.figure import (
     ARCHIVER,
     AUDIT,
     BYTES,
-    LAKE,
     LONG_SECONDS,
     MIRROR,
     PUBLISHER,
@@ -22,6 +21,7 @@ from headrace.metrics.figure import (
     VERIFY,
     Figure,
 )
+from headrace.metrics.lake_figures import LAKE_FIGURES
 
 _PROCESS = (
     Figure(
@@ -237,22 +237,6 @@ _ARCHIVER = (
         "counter",
         "Times that the archiver restarted from its resume point",
         ARCHIVER,
-    ),
-)
-_LAKE = (
-    Figure("lake_cuts", "counter", "Cuts made of the lake", LAKE),
-    Figure("lake_cut_seconds", "histogram", "Time to write and commit a cut", LAKE, bounds=SECONDS),
-    Figure("lake_rows", "counter", "Archived changes applied to the lake", LAKE),
-    Figure("lake_lsn", "gauge", "LSN that the lake's last cut shows", LAKE),
-    Figure("lake_tables", "gauge", "Tables in the lake", LAKE),
-    Figure("lake_copies", "counter", "Tables copied into the lake", LAKE),
-    Figure("lake_copied_rows", "gauge", "Rows of the present or last copy so far", LAKE),
-    Figure("lake_behind_files", "gauge", "Archive files that the lake has not applied yet", LAKE),
-    Figure(
-        "lake_recoveries",
-        "counter",
-        "Times that the lake-writer started again from the last cut",
-        LAKE,
     ),
 )
 _AUDIT = (
@@ -489,7 +473,7 @@ FIGURES = (
     *_RESPONDER,
     *_SCHEMAS,
     *_ARCHIVER,
-    *_LAKE,
+    *LAKE_FIGURES,
     *_AUDIT,
     *_TELEMETRY,
     *_MIRROR,

@@ -14,15 +14,15 @@ class LakeSettings:
     url: str | None = setting(
         "HEADRACE_LAKE_URL",
         None,
-        "Location of the lake: `file:///…`, `s3://…`, `gs://…` or `az://…`. The lake is built from "
-        "the archive, so `HEADRACE_ARCHIVE_URL` is required, too. Unset, there is no lake.",
+        "Location of the lake: `file:///…`, `s3://…`, `gs://…` or `az://…`. The lake is built "
+        "from the archive, so `HEADRACE_ARCHIVE_URL` is required, too. Unset, there is no lake.",
     )
     catalog: str | None = setting(
         "HEADRACE_LAKE_CATALOG",
         None,
-        "The lake's catalog: `sqlite:///path` for a file on this machine, or `postgresql://…` for "
-        "a database, which several machines can use. The default for a lake in a local folder is "
-        "`catalog.db` in that folder; other lakes need this setting.",
+        "The lake's catalog: `sqlite:///path` for a file on this machine, or `postgresql://…` "
+        "for a database, which several machines can use. The default for a lake in a local folder "
+        "is `catalog.db` in that folder; other lakes need this setting.",
         secret=True,
     )
     flush_interval_s: float = setting(
@@ -36,7 +36,7 @@ class LakeSettings:
         "HEADRACE_LAKE_KEEP_CUTS",
         100,
         "Number of cuts that readers can go back to. Tagged snapshots are kept in addition. A "
-        "larger value keeps more files and makes each table's metadata larger.",
+        "larger value keeps more files and enlarges each table's metadata.",
         least=2,
     )
     keep_s: float = setting(

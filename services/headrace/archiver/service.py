@@ -25,7 +25,6 @@ from headrace.archiver.file_writer import FileWriter, at_the_end
 from headrace.archiver.pyarrow_memory import keep_small
 from headrace.archiver.sink import ArchiveSink
 from headrace.confirming.epoch_follower import EpochFollower
-from headrace.confirming.recovery import follow_on
 from headrace.confirming.relations import Relations
 from headrace.errors import SettingError, describe
 from headrace.jetstream.object_store import ObjectStore
@@ -34,6 +33,7 @@ from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import Cell
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
+from headrace.process.recovery import follow_on
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
 

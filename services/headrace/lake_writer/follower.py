@@ -1,6 +1,6 @@
 """Follows the archive: applies its files, copies tables where that is needed, makes cuts.
 
-No cut is made while a table is being copied, nor before the archive has reached the copy's LSN:
+There is no cut while a table is being copied, nor before the archive has reached the copy's LSN:
 readers keep the cut before, in which all tables show one moment.
 """
 
@@ -93,10 +93,10 @@ class Follower:
                 await self._cut(writer)
 
     async def _begin(self) -> LakeWriter:
-        """The writer as of the last cut, and the archive's file to go on with."""
+        """The writer as of the last cut, and the archive's file to continue with."""
         first = await self._first_file()
         settings = self._settings
-        source = Source(settings.source.slot, first.system_id if first else "", 0)
+        source = Source(settings.source.slot, "", 0)
         if first is not None:
             source = Source(settings.source.slot, first.system_id, first.timeline)
         writer = LakeWriter(
@@ -126,7 +126,7 @@ class Follower:
             mark = ArchiveMark.of(await self._mark.read())
             if mark.lsn:
                 return None
-            self._scope.health.block("archive", "the archive has not begun yet")
+            self._scope.health.block("archive", "the archive is empty")
             await self._scope.pause(POLL_S)
         return None
 

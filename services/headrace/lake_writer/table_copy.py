@@ -32,7 +32,7 @@ from headrace.spark.source import HeldSnapshot, check_name, held_snapshot
 from headrace.spark.table_plan import plan_of
 
 _APPLICATION = "headrace lake copy"
-# What is parsed at once, and what is written as one file, as Arrow has it in memory.
+# The size of a parsed block of text, and of the Arrow data that becomes a file.
 BLOCK_BYTES = 8 << 20
 FILE_BYTES = 192 << 20
 _COLUMNS = """

@@ -16,12 +16,12 @@ from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.confirming.epoch_follower import EpochFollower
-from headrace.confirming.recovery import follow_on
 from headrace.confirming.relations import Relations, value_options
 from headrace.errors import describe
 from headrace.jetstream.provisioning import ensure_patiently
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
+from headrace.process.recovery import follow_on
 from headrace.process.service import on_the_bus
 from headrace.publisher import run_parts
 from headrace.publisher.catalog_watch import CatalogWatch

@@ -93,7 +93,7 @@ def module_file(name: str) -> Path | None:
 
 def test_all_services_are_there() -> None:
     five = {"wal_reader", "publisher", "snapshot_responder", "schema_publisher", "telemetry"}
-    assert services() == five | {"archiver", "audit_writer"}
+    assert services() == five | {"archiver", "audit_writer", "lake_writer"}
 
 
 def test_an_oracle_imports_nothing_that_it_judges() -> None:

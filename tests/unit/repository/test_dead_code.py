@@ -25,6 +25,7 @@ KEPT = {
     "encode_entry": "a single entry of a frame; tests compare the packing in bulk with it",
     "FRAME_OVERHEAD_BYTES": "how much larger than its setting a frame may be, as tests check",
     "connection_made": "asyncio calls it",
+    "to_input_file": "PyIceberg calls it",
     "streamReader": "Spark calls it",
     "pushFilters": "Spark calls it",
     "initialOffset": "Spark calls it",

@@ -22,8 +22,12 @@ HEAVY = (
     "rich",
     "typer",
 )
-# What the archiver is for.
-NEEDED = {"archiver": {"numpy", "pyarrow"}}
+# The archiver writes Parquet. The lake-writer uses PyIceberg, which loads pandas if it is installed;
+# headrace[lake] does not install it.
+NEEDED = {
+    "archiver": {"numpy", "pyarrow"},
+    "lake-writer": {"numpy", "pandas", "pyarrow", "pydantic"},
+}
 PROBE = """
 import sys
 import headrace.cli.entry

@@ -1,6 +1,4 @@
-"""The one way of recovery of a confirmer: forget what is in memory, read the store's end, follow
-again.
-"""
+"""A service's one way of recovery: forget what is in memory, read what is durable, follow again."""
 
 from __future__ import annotations
 

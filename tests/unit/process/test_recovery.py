@@ -1,4 +1,4 @@
-"""A confirmer follows again after any failure that another attempt may overcome."""
+"""A service follows again after any error that another attempt may overcome."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from headrace.bus.participation import BusClosedError
-from headrace.confirming.recovery import BACKOFF_S, BACKOFF_S_MAX, follow_on
 from headrace.errors import HeadraceError
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
+from headrace.process.recovery import BACKOFF_S, BACKOFF_S_MAX, follow_on
 from headrace.settings import ProcessSettings
 from tests.support.virtual_time import on_virtual_time
 

@@ -1,0 +1,67 @@
+"""Checks the settings of a lake, and opens its catalog.
+
+A wrong setting is reported before any connection is opened, with the values that are possible.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from headrace.errors import SettingError
+from headrace.lake.catalog import Catalog
+from headrace.lake.postgres_catalog import PostgresCatalog
+from headrace.lake.sqlite_catalog import SqliteCatalog
+from headrace.settings import Settings
+
+_LOCATIONS = ("file", "s3", "gs", "az")
+_LOCATIONS_REMEDY = "Set it to a folder (file:///…) or a bucket (s3://…, gs://…, az://…)."
+_CATALOG_REMEDY = "Use sqlite:///path for a file of this machine, or postgresql://…."
+
+
+def check_lake(settings: Settings) -> None:
+    """Refuse settings that can't be a lake's."""
+    lake = settings.lake
+    if not lake.url:
+        raise SettingError("HEADRACE_LAKE_URL is not set", remedy=_LOCATIONS_REMEDY)
+    scheme = _scheme(lake.url)
+    if scheme not in _LOCATIONS:
+        raise SettingError(
+            f"HEADRACE_LAKE_URL={lake.url} is not the URL of a folder or a bucket",
+            remedy=_LOCATIONS_REMEDY,
+        )
+    if not settings.archive.url:
+        raise SettingError(
+            "HEADRACE_ARCHIVE_URL is not set",
+            remedy="The lake is built from the archive: set it to another folder or bucket.",
+        )
+    if lake.catalog is None and scheme != "file":
+        raise SettingError(
+            "HEADRACE_LAKE_CATALOG is not set",
+            remedy=f"A lake in a bucket needs a catalog. {_CATALOG_REMEDY}",
+        )
+    if lake.catalog is not None and _scheme(lake.catalog) not in {
+        "sqlite",
+        "postgresql",
+        "postgres",
+    }:
+        # Not the whole URL, which may contain a password.
+        raise SettingError(
+            f"HEADRACE_LAKE_CATALOG starts with {lake.catalog.split(':')[0]}:",
+            remedy=_CATALOG_REMEDY,
+        )
+
+
+def open_catalog(settings: Settings) -> Catalog:
+    """The lake's catalog; the settings have been checked."""
+    url = settings.lake.catalog
+    if url is None:
+        return SqliteCatalog(Path(unquote(urlsplit(settings.lake.url or "").path)) / "catalog.db")
+    if _scheme(url) == "sqlite":
+        return SqliteCatalog(Path(url.removeprefix("sqlite://")))
+    return PostgresCatalog(url)
+
+
+def _scheme(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    return scheme if separator else ""
