@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.testing.database import Database
@@ -86,3 +87,11 @@ async def same_rows(lake: ForeignLake, database: Database) -> list[str]:
             extra = [row[:200] for row in found if row not in set(expected)]
             wrong.append(f"{table}: lacks {lacks[:5]}, has {extra[:5]}, {len(found)} rows")
     return wrong
+
+
+async def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Wait for a state."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not become so"
+        await asyncio.sleep(0.05)

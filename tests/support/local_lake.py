@@ -40,7 +40,7 @@ class LocalLake:
         self.files = LakeFiles(f"file://{folder}")
         self.catalog = SqliteCatalog(folder / "catalog.db")
         self.writer = LakeWriter(
-            self.files, self.catalog, Source(SLOT, "1", 1), 64 << 20, keep_cuts
+            self.files, self.catalog, Source(SLOT, "1", 1, "archive"), 64 << 20, keep_cuts
         )
         self.writer.open()
         self.columns: tuple[ColumnInfo, ...] = COLUMNS

@@ -27,6 +27,8 @@ TIMESTAMPTZ: Final = 1184
 TIMETZ: Final = 1266
 NUMERIC: Final = 1700
 JSONB: Final = 3802
+# Types below this are built in: their forms need no catalog.
+FIRST_USER: Final = 16384
 
 # From pg_type of PostgreSQL 18: typarray and oid, without catalog row types.
 _ELEMENTS_OF_ARRAYS = (

@@ -27,7 +27,8 @@ CREATE = (
     PRIMARY KEY (catalog_name, namespace, property_key))""",
     """CREATE TABLE IF NOT EXISTS headrace_cuts (
     source VARCHAR(255) NOT NULL, cut BIGINT NOT NULL, attempt VARCHAR(64) NOT NULL,
-    lsn BIGINT NOT NULL, ordinal BIGINT NOT NULL, archive_file BIGINT NOT NULL,
+    system_id VARCHAR(64) NOT NULL, archive VARCHAR(64) NOT NULL, archive_file BIGINT NOT NULL,
+    lsn BIGINT NOT NULL, ordinal BIGINT NOT NULL,
     made_us BIGINT NOT NULL, commit_us BIGINT, tables TEXT NOT NULL,
     PRIMARY KEY (source, cut))""",
     # What a lake's programs tell each other: requests, folders that nothing refers to.
@@ -57,12 +58,15 @@ class Cut:
     number: int
     # Made once per try, so that a commit whose answer was lost is recognised.
     attempt: str
+    # PostgreSQL's system identifier; empty if the archive had no file yet.
+    system_id: str
+    # The archive's ID, and the last of its files that was applied.
+    archive: str
+    archive_file: int
     # Every change that committed before this LSN is in the cut, and no later one.
     lsn: int
     # The ordinal of the last change; 0 if none.
     ordinal: int
-    # The last archive file that was applied.
-    archive_file: int
     made_us: int
     # The commit time of the last transaction, in microseconds since 1970.
     commit_us: int | None = None
@@ -134,10 +138,14 @@ class Catalog(Protocol):
         """Close the connection."""
 
 
-CUT_COLUMNS = "source, cut, attempt, lsn, ordinal, archive_file, made_us, commit_us, tables"
+CUT_COLUMNS = (
+    "source, cut, attempt, system_id, archive, archive_file, lsn, ordinal, made_us, commit_us, "
+    "tables"
+)
+CUT_VALUES = 11
 INSERT_CUT = (
     f"INSERT INTO headrace_cuts ({CUT_COLUMNS}) "  # noqa: S608  # a constant
-    "VALUES ({}, {}, {}, {}, {}, {}, {}, {}, {})"
+    f"VALUES ({', '.join(['{}'] * CUT_VALUES)})"
 )
 ADVANCE_CUT = (
     "UPDATE headrace_cuts SET lsn = {}, archive_file = {} "
@@ -167,9 +175,11 @@ def row_of(cut: Cut) -> tuple[object, ...]:
         cut.source,
         cut.number,
         cut.attempt,
+        cut.system_id,
+        cut.archive,
+        cut.archive_file,
         cut.lsn,
         cut.ordinal,
-        cut.archive_file,
         cut.made_us,
         cut.commit_us,
         cut.tables_json(),

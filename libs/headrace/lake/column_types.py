@@ -1,5 +1,5 @@
-"""The form of a column of PostgreSQL in the lake: its Iceberg type, and the Arrow type that it is
-written from.
+"""The types of the lake's columns: how Iceberg stores a column of PostgreSQL, and the Arrow type
+that it is written from.
 
 Every column is optional, because a value that its type can't hold is null there, and its text is in
 the map `_headrace_exact`. A type without an Iceberg type of the same values is a string in the
@@ -25,7 +25,6 @@ from pyiceberg.types import (
     IntegerType,
     ListType,
     LongType,
-    MapType,
     PrimitiveType,
     StringType,
     TimestampType,
@@ -39,7 +38,6 @@ from headrace.errors import HeadraceError
 ITEM_EXACT: Final = "_headrace_exact"
 """The column of the texts of values that their columns can't hold, by the column's name."""
 
-ICEBERG_EXACT: Final = MapType(-1, StringType(), -1, StringType(), value_required=False)
 ARROW_EXACT: Final = pa.map_(pa.string(), pa.string())
 
 # A table of Iceberg assigns fields' ids, also those of elements.

@@ -16,7 +16,7 @@ from headrace.contract.values import TypeInfo
 from headrace.errors import DecodeError
 from headrace.lake.column_types import arrow_schema, arrow_type
 from headrace.lake.exact_texts import exact_column
-from headrace.lake.typed_values import Array, Found, from_postgres, only_chunk
+from headrace.lake.typed_values import Array, Found, from_postgres, only_chunk, parsed_as
 
 
 class CopyRows:
@@ -29,7 +29,7 @@ class CopyRows:
         self._schema = arrow_schema(columns)
         self._names = [column.name for column in columns]
         self._readers = [from_postgres(column, types) for column in columns]
-        self._kinds = [_parsed_as(arrow_type(column)) for column in columns]
+        self._kinds = [parsed_as(arrow_type(column)) for column in columns]
         self._places = [str(place) for place in range(len(columns))]
         self._parse = csv.ParseOptions(
             newlines_in_values=True,
@@ -90,10 +90,3 @@ class CopyRows:
             read(column) if kind == pa.string() else (column, {})
             for column, kind, read in zip(columns, kinds, self._readers, strict=True)
         ]
-
-
-def _parsed_as(kind: pa.DataType) -> pa.DataType:
-    """Values as Arrow's CSV reader reads them; other types' texts are read here."""
-    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return kind
-    return pa.string()

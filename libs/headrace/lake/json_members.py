@@ -62,7 +62,7 @@ class Members:
         if text is None:
             return found
         at = 1
-        while text[at : at + 1] != "}":
+        while not text.startswith("}", at):
             others = self._others.match(text, at)
             assert others is not None, "it matches everywhere"
             name = _NAME.match(text, others.end())
@@ -73,7 +73,7 @@ class Members:
             if place is not None:
                 member = text[name.end() : at]
                 found[place] = None if member.strip() == "null" else member
-            at += text[at : at + 1] == ","
+            at += text.startswith(",", at)
         return found
 
     def _place(self, quoted: str) -> int | None:

@@ -55,7 +55,7 @@ class PostgresCatalog:
             try:
                 with session.transaction():
                     session.execute(
-                        catalog.INSERT_CUT.format(*["%s"] * 9),
+                        catalog.INSERT_CUT.format(*["%s"] * catalog.CUT_VALUES),
                         catalog.row_of(cut),
                     )
                     session.execute(

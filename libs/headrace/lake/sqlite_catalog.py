@@ -59,7 +59,9 @@ class SqliteCatalog:
     ) -> None:
         self._execute("BEGIN IMMEDIATE")
         try:
-            self._execute(catalog.INSERT_CUT.format(*"?" * 9), *catalog.row_of(cut))
+            self._execute(
+                catalog.INSERT_CUT.format(*"?" * catalog.CUT_VALUES), *catalog.row_of(cut)
+            )
             kept = (cut.source, first_kept, kept_since_us, cut.number)
             self._execute(catalog.DELETE_CUTS.format(*"?" * 4), *kept)
             for move in moves:

@@ -1,7 +1,7 @@
 """Texts of values as Arrow arrays of a column's type, and the texts that the type can't hold.
 
-Works on whole columns. Only where the column has values such as `infinity`, a second pass
-separates these. Never rounds, clamps or drops a value. Pure.
+Works on whole columns. Only where a column has values such as `infinity`, a second pass separates
+these. Never rounds, clamps or drops a value. Pure.
 """
 
 from __future__ import annotations
@@ -68,6 +68,13 @@ def from_postgres(column: ColumnInfo, types: Mapping[int, TypeInfo]) -> Reader:
     return partial(_lists, kind, _scalar(kind.value_type, element_oid, types), delimiter)
 
 
+def parsed_as(kind: Kind) -> Kind:
+    """The type for Arrow's own readers; the texts of all other types are read here."""
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return kind
+    return pa.string()
+
+
 def _scalar(kind: Kind, type_oid: int, types: Mapping[int, TypeInfo]) -> Reader:
     if pa.types.is_string(kind):
         return _strings(type_oid, types)
@@ -109,7 +116,7 @@ def _form(value: object) -> str:
 
 def unquoted(member: str) -> str:
     """The content of a JSON string; any other value's JSON, as it is."""
-    if member[:1] == '"' or member.lstrip()[:1] == '"':
+    if member.lstrip().startswith('"'):
         try:
             content: str = orjson.loads(member)
         except orjson.JSONDecodeError:
@@ -121,7 +128,7 @@ def unquoted(member: str) -> str:
 
 def _base64(texts: Array) -> Found:
     try:
-        # Otherwise it would skip characters that aren't base64.
+        # Otherwise it would skip characters that aren't base64's.
         return _bytes(partial(binascii.a2b_base64, strict_mode=True), texts)
     except binascii.Error:
         raise DecodeError("a value of a bytea column is not base64") from None

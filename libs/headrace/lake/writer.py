@@ -64,6 +64,8 @@ class Source:
     slot: str
     system_id: str
     timeline: int
+    # The archive's ID.
+    archive: str
 
 
 @dataclass(slots=True)
@@ -139,6 +141,10 @@ class LakeWriter:
         followed = _Followed(table, snapshot, draft, snapshot.location or None)
         self._followed[table.name] = followed
         return followed
+
+    def copy_all(self, reason: str) -> None:
+        """Every table has to be copied again."""
+        self.to_copy.update(dict.fromkeys(self._followed, reason))
 
     @property
     def tables(self) -> Mapping[TableName, LakeTable]:
@@ -311,6 +317,7 @@ class LakeWriter:
             "headrace.system-id": self._source.system_id,
             "headrace.timeline": str(self._source.timeline),
         }
+        failpoint("lake.before_write")
         written = {
             name: self._write(followed, properties)
             for name, followed in self._followed.items()
@@ -330,15 +337,18 @@ class LakeWriter:
             self._source.slot,
             number,
             attempt,
+            self._source.system_id,
+            self._source.archive,
+            archive_file,
             lsn,
             ordinal,
-            archive_file,
             time.time_ns() // 1000,
             commit_us,
             current,
         )
         failpoint("lake.before_commit")
         self._commit(cut, moves)
+        failpoint("lake.after_commit")
         for name, followed in list(self._followed.items()):
             followed.pointer = followed.snapshot.location
             if name in written:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import asyncpg
 
+from headrace.contract import type_oids
 from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo, TypeKind
 from headrace.postgres import catalog_queries as queries
@@ -28,9 +29,6 @@ from headrace.postgres.facts import (
     TableFacts,
     follows,
 )
-
-# Types below this are built in: their forms need no catalog.
-FIRST_USER_OID = 16384
 
 _KINDS = {
     "b": TypeKind.BASE,
@@ -56,7 +54,7 @@ async def table_facts(
     Also returns whether this reading sees the effects of that transaction: otherwise the facts may
     be older.
     """
-    user_oids = {oid for oid, _ in column_types if oid >= FIRST_USER_OID}
+    user_oids = {oid for oid, _ in column_types if oid >= type_oids.FIRST_USER}
     arguments = (
         publication,
         relation_id,
@@ -270,7 +268,7 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
             for row in table.columns
             if row["missing"] is not None
         }
-        known = await types(connection, (oid for oid in filled if oid >= FIRST_USER_OID))
+        known = await types(connection, (oid for oid in filled if oid >= type_oids.FIRST_USER))
     # Not in the snapshot: the list of published tables ignores it, and may lack one that was just
     # dropped.
     existing = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")

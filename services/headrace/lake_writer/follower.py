@@ -16,14 +16,16 @@ import pyarrow as pa
 from headrace import log as logs
 from headrace.archive import registry
 from headrace.archive.asynchronous import AsyncWalFile, AsyncWalReader
+from headrace.archive.errors import WalFileCollectedError
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.mark import ArchiveMark
-from headrace.archive.metadata import SegmentInfo
-from headrace.archive.reader import WalReaderOptions
+from headrace.archive.reader import ReadingStart, WalReaderOptions
 from headrace.archive.store import Store
 from headrace.contract.selection import Selection
+from headrace.errors import HeadraceError, describe
 from headrace.jetstream.state import Cell
-from headrace.lake.catalog import Catalog, TableName
+from headrace.lake.catalog import Catalog, Cut, TableName
+from headrace.lake.errors import LakeError
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter, Source
 from headrace.lake_writer.rewrites import Rewrites
@@ -40,6 +42,8 @@ log = logs.logger("lake-writer")
 POLL_S = 0.2
 # New and dropped tables are looked for this often, and when a change names an unknown table.
 TABLES_S = 10.0
+# A table that could not be copied is tried again after this time.
+PARKED_S = 60.0
 _APPLICATION = "headrace lake"
 
 
@@ -78,6 +82,8 @@ class Follower:
         # Tables that left the publication, and from which LSN on.
         self._leaving: dict[TableName, int] = {}
         self._renamed: dict[TableName, TableName] = {}
+        # Tables that can't be copied, and when that is tried again.
+        self._parked: dict[TableName, float] = {}
         self.progressed = False
 
     async def run(self) -> None:
@@ -94,11 +100,8 @@ class Follower:
 
     async def _begin(self) -> LakeWriter:
         """The writer as of the last cut, and the archive's file to continue with."""
-        first = await self._first_file()
         settings = self._settings
-        source = Source(settings.source.slot, "", 0)
-        if first is not None:
-            source = Source(settings.source.slot, first.system_id, first.timeline)
+        source = await self._source()
         writer = LakeWriter(
             self._files,
             self._catalog,
@@ -109,40 +112,65 @@ class Follower:
         )
         await asyncio.to_thread(writer.open)
         self._writer = writer
-        if writer.last_cut is not None:
-            self._next_id = writer.last_cut.archive_file + 1
-            self._lsn = writer.last_cut.lsn
-            self._ordinal = writer.last_cut.ordinal
+        cut = writer.last_cut
+        if cut is not None:
+            self._check_source(cut, source)
+            self._lsn = cut.lsn
+            self._ordinal = cut.ordinal
+            self._next_id = cut.archive_file + 1
+            if cut.archive != source.archive:
+                self._start_over(writer, "the archive is another one now")
         self._scope.health.unblock("lake")
         return writer
 
-    async def _first_file(self) -> SegmentInfo | None:
-        """The archive's first file, once the archive covers the present."""
+    async def _source(self) -> Source:
+        """The archive's origin, once the archive covers the present."""
+        slot = self._settings.source.slot
         while not self._scope.stopping.is_set():
             found = await self._reader.list(FIRST_ID)
-            if found:
-                file = await self._reader.get(found[-1].id)
-                return None if file is None else file.info
+            file = await self._reader.get(found[-1].id) if found else None
+            if file is not None:
+                info = file.info
+                return Source(slot, info.system_id, info.timeline, info.archive)
             mark = ArchiveMark.of(await self._mark.read())
             if mark.lsn:
-                return None
+                return Source(slot, "", 0, mark.archive)
             self._scope.health.block("archive", "the archive is empty")
             await self._scope.pause(POLL_S)
-        return None
+        return Source(slot, "", 0, "")
+
+    def _check_source(self, cut: Cut, source: Source) -> None:
+        """LSNs of another server mean something else."""
+        if cut.system_id and source.system_id and cut.system_id != source.system_id:
+            raise LakeError(
+                f"the lake is of the PostgreSQL server {cut.system_id}, and the archive of "
+                f"{source.system_id}",
+                remedy="Use a new location for HEADRACE_LAKE_URL, or connect the server that the "
+                "lake was built from.",
+            )
+
+    def _start_over(self, writer: LakeWriter, reason: str) -> None:
+        """Copy every table again, and go on with the first file after the copies."""
+        log.warning("lake_starts_over", reason=reason)
+        writer.copy_all(reason)
+        self._next_id = 0
 
     async def _step(self, writer: LakeWriter) -> bool:
         """Apply the archive's next file; False if there is none yet."""
         # Read before: if no file follows then, the archive is complete up to it.
         mark = ArchiveMark.of(await self._mark.read())
-        file = await self._reader.get(self._next_id)
+        try:
+            file = await self._reader.get(self._next_id)
+        except WalFileCollectedError as error:
+            self._start_over(writer, describe(error))
+            return True
         if file is None:
             if mark.file == self._next_id - 1 and self._whole:
                 self._lsn = max(self._lsn, mark.lsn)
             return False
         info = file.info
         if info.gap is not None:
-            for name in writer.tables:
-                writer.to_copy[name] = "the archive has a gap"
+            writer.copy_all("the archive has a gap")
         else:
             await self._take(writer, file)
         self._next_id = info.next_id
@@ -170,14 +198,17 @@ class Follower:
         if time.monotonic() - self._tables_at < TABLES_S and self._wanted:
             return
         self._wanted, lsn = await self._published()
-        self._tables_at = time.monotonic()
+        now = time.monotonic()
+        self._tables_at = now
+        self._parked = {name: at for name, at in self._parked.items() if at > now}
+        self._scope.health.stats.set("lake_parked_tables", len(self._parked))
         gone = {
             table.relation_id: name
             for name, table in writer.tables.items()
             if name not in self._wanted
         }
         self._renamed.clear()
-        for name in self._wanted.keys() - writer.tables.keys():
+        for name in self._wanted.keys() - writer.tables.keys() - self._parked.keys():
             before = gone.pop(self._wanted[name], None)
             if before is None:
                 writer.to_copy.setdefault(name, "it is new")
@@ -229,47 +260,64 @@ class Follower:
             table = writer.tables.get(name)
             if table is not None and table.from_lsn <= lsn:
                 writer.to_copy.setdefault(name, "it was rewritten")
-        stats = self._scope.health.stats
         for name, reason in list(writer.to_copy.items()):
             if name not in self._wanted:
                 writer.to_copy.pop(name)
                 continue
             log.info("copy_started", table=str(name), reason=reason)
-            copy = await copy_table(
-                self._settings,
-                self._files,
-                name,
-                writer.table_for_copy(name),
-                writer.prepare_copy,
-                partial(stats.set, "lake_copied_rows"),
-            )
-            await asyncio.to_thread(writer.adopt, copy.table, copy.folder, copy.files)
-            stats.count("lake_copies")
-            log.info(
-                "copy_finished",
-                table=str(name),
-                rows=copy.rows,
-                files=len(copy.files),
-                lsn=format_lsn(copy.table.from_lsn),
-            )
+            try:
+                await self._copy_table(writer, name)
+            except HeadraceError as error:
+                if error.retry:
+                    raise
+                self._park(writer, name, describe(error))
         if not self._next_id:
             await self._find_start(writer)
+
+    async def _copy_table(self, writer: LakeWriter, name: TableName) -> None:
+        stats = self._scope.health.stats
+        copy = await copy_table(
+            self._settings,
+            self._files,
+            name,
+            writer.table_for_copy(name),
+            writer.prepare_copy,
+            partial(stats.set, "lake_copied_rows"),
+        )
+        failpoint("lake.copied")
+        await asyncio.to_thread(writer.adopt, copy.table, copy.folder, copy.files)
+        stats.count("lake_copies")
+        log.info(
+            "copy_finished",
+            table=str(name),
+            rows=copy.rows,
+            files=len(copy.files),
+            lsn=format_lsn(copy.table.from_lsn),
+        )
+
+    def _park(self, writer: LakeWriter, name: TableName, reason: str) -> None:
+        """The table leaves the lake until it can be copied; the others go on without it."""
+        log.error("table_parked", table=str(name), reason=reason)
+        self._parked[name] = time.monotonic() + PARKED_S
+        writer.to_copy.pop(name, None)
+        if name in writer.tables:
+            writer.drop(name)
+        self._scope.health.stats.set("lake_parked_tables", len(self._parked))
 
     async def _find_start(self, writer: LakeWriter) -> None:
         """The first file with changes that the copies don't contain."""
         begins = min((table.from_lsn for table in writer.tables.values()), default=self._lsn)
-        files = await self._reader.list(FIRST_ID)
-        self._next_id = files[0].id if files else FIRST_ID
-        for listed in files:
-            file = await self._reader.get(listed.id)
-            if file is not None and file.info.end_lsn <= begins and file.info.whole:
-                self._next_id = file.next_id
+        reading = self._reader.reading
+        start = ReadingStart(from_lsn=begins).first_id(reading.options, reading.seen)
+        self._next_id = await self._reader.run(start)
         self._lsn = begins
 
     # Cuts
 
     def _due(self, writer: LakeWriter) -> bool:
-        if not self._whole or writer.to_copy or self._lsn < writer.complete_from:
+        if not self._whole or writer.to_copy or not self._next_id:
+            return False
+        if self._lsn < writer.complete_from:
             return False
         since = time.monotonic() - self._cut_at
         moved = writer.last_cut is None or self._lsn > writer.last_cut.lsn
@@ -282,7 +330,6 @@ class Follower:
             await asyncio.to_thread(writer.advance, self._lsn, self._next_id - 1)
             self._cut_at = time.monotonic()
             return
-        failpoint("lake.before_cut")
         cut = await asyncio.to_thread(
             writer.cut, self._lsn, self._ordinal, self._next_id - 1, self._commit_us
         )

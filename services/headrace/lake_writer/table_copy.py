@@ -19,6 +19,7 @@ from headrace.archive.metadata import ColumnInfo
 from headrace.lake import data_files
 from headrace.lake.catalog import TableName
 from headrace.lake.copy_rows import CopyRows
+from headrace.lake.errors import LakeError
 from headrace.lake.files import LakeFiles
 from headrace.lake.tables import LakeTable, copied, new_table
 from headrace.postgres.connection import connect_lastingly, explained
@@ -104,6 +105,12 @@ async def _described(
 ) -> LakeTable:
     rows = await connection.fetch(_COLUMNS, name.namespace, name.name)
     wanted = {column.name for column in held.columns}
+    if hidden := sorted(set(held.key) - wanted):
+        raise LakeError(
+            f"{name} has the key column {hidden[0]}, which is excluded",
+            remedy="Remove it from HEADRACE_EXCLUDE_COLUMNS, or exclude the table: without its "
+            "key, a row can't be found.",
+        )
     columns = [
         ColumnInfo(
             row["name"],

@@ -20,13 +20,12 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import NestedField
+from pyiceberg.types import MapType, NestedField, StringType
 
 from headrace.archive import RowEntry, WalReader
 from headrace.archive.metadata import ColumnInfo
 from headrace.contract.values import SESSION_SETTINGS
 from headrace.lake.column_types import (
-    ICEBERG_EXACT,
     ITEM_EXACT,
     arrow_type,
     iceberg_type,
@@ -168,7 +167,7 @@ def element(value: Any) -> str:
 
 
 async def restored(database: Database, rows: list[dict[str, Any]]) -> list[dict[str, str | None]]:
-    """What PostgreSQL prints for the values of the lake, after it has read them."""
+    """PostgreSQL's texts of the values of the lake, after it has read them."""
     types = {case.name: case.type for case in EVERY}
     reader = await session(database, {})
     found = []
@@ -191,11 +190,12 @@ def in_iceberg(read: Read, folder: Path) -> Table:
     folder.mkdir()
     catalog = SqlCatalog("lake", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
     catalog.create_namespace("public")
+    texts = MapType(-1, StringType(), -1, StringType(), value_required=False)
     fields = [(column.name, iceberg_type(column)) for column in read.columns]
     schema = Schema(
         *(
             NestedField(number, name, kind, required=False)
-            for number, (name, kind) in enumerate([*fields, (ITEM_EXACT, ICEBERG_EXACT)], 1)
+            for number, (name, kind) in enumerate([*fields, (ITEM_EXACT, texts)], 1)
         )
     )
     table = catalog.create_table("public.every", schema)

@@ -13,7 +13,6 @@ from headrace.cli.audit.source_tables import SourceTables
 from headrace.contract import type_oids
 from headrace.contract.values import JsonForm
 from headrace.lsn import Position
-from headrace.postgres import catalog
 from tests.support.reverted_rows import (
     DELETE,
     INT,
@@ -40,7 +39,7 @@ async def test_columns_have_the_form_of_what_their_domains_stand_on() -> None:
         "j": type_oids.JSON,
         "b": type_oids.JSONB,
         "x": type_oids.BYTEA,
-        "d": catalog.FIRST_USER_OID,
+        "d": type_oids.FIRST_USER,
     }
     source.generated = {"x"}
     found = (await tables(source).table("public", "users")).columns

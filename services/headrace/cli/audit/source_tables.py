@@ -74,7 +74,7 @@ class SourceTables:
                 remedy="Create it again, or undo it manually.",
             )
         # Built-in types are known without the catalog.
-        own = {row["type_oid"] for row in rows if row["type_oid"] >= catalog.FIRST_USER_OID}
+        own = {row["type_oid"] for row in rows if row["type_oid"] >= type_oids.FIRST_USER}
         types = await catalog.types(self.connection, own)
         columns = {row["name"]: self._column(schema, name, row, types) for row in rows}
         relation_id = rows[0]["relation_id"]
