@@ -75,32 +75,23 @@ def is_table_folder(files: LakeFiles, location: str) -> bool:
     )
 
 
-def referenced(
-    io: LakeIO, location: str, known: dict[str, tuple[str, ...]] | None = None
-) -> set[str]:
-    """Every file that a table's current metadata leads to; manifests don't change, so `known`
-    saves reading them again.
-    """
+def referenced(io: LakeIO, location: str) -> set[str]:
+    """Every file that a table's current metadata leads to."""
     metadata = FromInputFile.table_metadata(io.new_input(location))
     found = {location}
     found.update(entry.metadata_file for entry in metadata.metadata_log)
     found.update(each.statistics_path for each in metadata.statistics)
     found.update(each.statistics_path for each in metadata.partition_statistics)
-    read = {} if known is None else known
-    present: dict[str, tuple[str, ...]] = {}
     for snapshot in metadata.snapshots:
         if not snapshot.manifest_list:
             continue
         found.add(snapshot.manifest_list)
         for manifest in snapshot.manifests(io):
-            path = manifest.manifest_path
-            if path not in present:
-                present[path] = read.get(path) or _files_of(io, manifest)
-                found.update(present[path])
-    if known is not None:
-        known.clear()
-        known.update(present)
-    return found | present.keys()
+            # Snapshots share most of their manifests.
+            if manifest.manifest_path not in found:
+                found.add(manifest.manifest_path)
+                found.update(_files_of(io, manifest))
+    return found
 
 
 def _files_of(io: LakeIO, manifest: ManifestFile) -> tuple[str, ...]:
@@ -108,24 +99,19 @@ def _files_of(io: LakeIO, manifest: ManifestFile) -> tuple[str, ...]:
     return tuple(entry.data_file.file_path for entry in entries)
 
 
-def unused_files(
-    files: LakeFiles,
-    location: str,
-    before: float,
-    known: dict[str, tuple[str, ...]] | None = None,
-) -> list[Unused]:
+def unused_files(files: LakeFiles, location: str, before: float) -> list[Unused]:
     """The files of a table that were last changed before a time and that nothing refers to."""
     io = LakeIO(files)
     # Listed first: a file that is found here is either referred to by now, or never will be.
-    folder = _folder_of(location)
+    folder = folder_of(location)
     if not is_table_folder(files, folder):
         return []
     listed = [item for item in files.walk(folder) if item[2] < before]
-    used = referenced(io, location, known)
+    used = referenced(io, location)
     return [Unused(name, size) for name, size, _ in listed if name not in used]
 
 
-def _folder_of(metadata_location: str) -> str:
+def folder_of(metadata_location: str) -> str:
     """The table's folder by the location of its metadata."""
     return metadata_location.rpartition("/metadata/")[0]
 
@@ -135,7 +121,7 @@ def unused_folders(
 ) -> list[UnusedFolder]:
     """Folders of a source's tables that the catalog doesn't have any more; notes since when."""
     noted = catalog.notes(source, UNUSED_KIND)
-    current = {_folder_of(location) for location in catalog.tables().values()}
+    current = {folder_of(location) for location in catalog.tables().values()}
     found = [
         folder
         for folder in _table_folders(files)

@@ -23,6 +23,7 @@ from headrace.lake.files import LakeFiles
 from headrace.lake.snapshots import LiveFile, TableFiles
 from headrace.lake.writer import LakeWriter
 from headrace.process.failpoint import failpoint
+from headrace.settings.lake import LakeSettings
 
 # Rows that are read at once, and what waits in memory until it is written.
 READ_ROWS = 16_384
@@ -44,6 +45,16 @@ class CompactionLimits:
     bytes_max: int
     deleted_bytes_min: int = _DELETED_BYTES_MIN
     tiered: bool = True
+
+    @classmethod
+    def of(cls, settings: LakeSettings) -> CompactionLimits:
+        """What the settings say is worth a rewrite."""
+        return cls(
+            settings.compact_target_bytes,
+            settings.compact_files_min,
+            settings.compact_deleted_share,
+            settings.compact_bytes_max,
+        )
 
     def everything(self) -> CompactionLimits:
         """Limits of a compaction by hand: whatever can be joined is."""

@@ -14,6 +14,18 @@ LAKE_FIGURES = (
     Figure("lake_copies", "counter", "Tables copied into the lake", LAKE),
     Figure("lake_copied_rows", "gauge", "Rows of the present or last copy so far", LAKE),
     Figure("lake_behind_files", "gauge", "Archive files that the lake has not applied yet", LAKE),
+    Figure("lake_data_files", "gauge", "Data files of all tables of the lake", LAKE),
+    Figure("lake_delete_files", "gauge", "Delete files of all tables of the lake", LAKE),
+    Figure("lake_compacted_files", "counter", "Data files that compaction has rewritten", LAKE),
+    Figure("lake_compacted_bytes", "counter", "Bytes that compaction has read", LAKE),
+    Figure("lake_removed_files", "counter", "Files removed because nothing refers to them", LAKE),
+    Figure(
+        "lake_upkeep_seconds",
+        "histogram",
+        "Time of a step of compaction or cleanup",
+        LAKE,
+        bounds=SECONDS,
+    ),
     Figure(
         "lake_recoveries",
         "counter",

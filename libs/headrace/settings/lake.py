@@ -55,3 +55,52 @@ class LakeSettings:
         "each batch.",
         least=MIB,
     )
+    compact_target_bytes: int = setting(
+        "HEADRACE_LAKE_COMPACT_TARGET_BYTES",
+        128 * MIB,
+        "Size of the data files that compaction makes, in bytes; files of half this size are left "
+        "as they are. Larger files are faster to read as a whole, and take more memory to search "
+        "for keys.",
+        least=64 * 1024,
+    )
+    compact_files_min: int = setting(
+        "HEADRACE_LAKE_COMPACT_FILES_MIN",
+        8,
+        "Number of small files of about one size that are joined into one. A smaller value leaves "
+        "fewer files to readers, and rewrites each row more often.",
+        least=2,
+    )
+    compact_deleted_share: float = setting(
+        "HEADRACE_LAKE_COMPACT_DELETED_SHARE",
+        0.2,
+        "Share of deleted rows from which a data file is rewritten without them.",
+        least=0.01,
+    )
+    compact_bytes_max: int = setting(
+        "HEADRACE_LAKE_COMPACT_BYTES_MAX",
+        128 * MIB,
+        "Bytes that compaction reads between two cuts, so that cuts stay timely; a file is read as "
+        "a whole. 0 turns compaction off.",
+        least=0,
+    )
+    cleanup_interval_s: float = setting(
+        "HEADRACE_LAKE_CLEANUP_INTERVAL_S",
+        600.0,
+        "Time between two searches for files that no kept snapshot refers to, in seconds. A "
+        "search lists all files of the lake.",
+        least=0.1,
+    )
+    grace_s: float = setting(
+        "HEADRACE_LAKE_GRACE_S",
+        3600.0,
+        "Time for which a file stays after nothing refers to it any more, in seconds. It has to be "
+        "longer than the longest query of a reader.",
+        least=0.1,
+    )
+    keep_dropped_s: float = setting(
+        "HEADRACE_LAKE_KEEP_DROPPED_S",
+        604_800.0,
+        "Time for which the files of a table that left the lake are kept, in seconds; seven days "
+        "by default.",
+        least=0.1,
+    )

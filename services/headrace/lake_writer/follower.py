@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from functools import partial
 
 import asyncpg
@@ -28,8 +29,10 @@ from headrace.lake.catalog import Catalog, Cut, TableName
 from headrace.lake.errors import LakeError
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter, Source
+from headrace.lake_writer.requested_copies import RequestedCopies
 from headrace.lake_writer.rewrites import Rewrites
 from headrace.lake_writer.table_copy import copy_table
+from headrace.lake_writer.upkeep import Upkeep
 from headrace.lsn import format_lsn, parse_lsn
 from headrace.postgres import catalog as postgres_catalog
 from headrace.postgres.connection import BROKEN, PostgresUnreachableError, connect, explained
@@ -47,6 +50,15 @@ PARKED_S = 60.0
 _APPLICATION = "headrace lake"
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What the lake is made from, and where."""
+
+    files: LakeFiles
+    catalog: Catalog
+    archive: Store
+
+
 class Follower:
     """One attempt to follow the archive, from the last cut on."""
 
@@ -54,22 +66,23 @@ class Follower:
         self,
         scope: Scope,
         settings: Settings,
-        files: LakeFiles,
-        catalog: Catalog,
-        archive: Store,
+        places: Places,
         mark: Cell,
         rewrites: Rewrites,
+        upkeep: Upkeep,
     ) -> None:
         self._scope = scope
         self._settings = settings
-        self._files = files
-        self._archive = archive
+        self._files = places.files
+        self._archive = places.archive
         self._mark = mark
         self._rewrites = rewrites
+        self._upkeep = upkeep
+        self._requested = RequestedCopies(places.catalog, settings.source.slot)
         assert settings.archive.url, "checked at the start"
         options = WalReaderOptions(raise_at_gap=False)
         self._reader = AsyncWalReader(settings.archive.url, options)
-        self._catalog = catalog
+        self._catalog = places.catalog
         self._writer: LakeWriter | None = None
         self._next_id = 0
         self._lsn = 0
@@ -97,6 +110,7 @@ class Follower:
             self._leave(writer)
             if self._due(writer):
                 await self._cut(writer)
+            await self._upkeep.step(writer)
 
     async def _begin(self) -> LakeWriter:
         """The writer as of the last cut, and the archive's file to continue with."""
@@ -260,6 +274,7 @@ class Follower:
             table = writer.tables.get(name)
             if table is not None and table.from_lsn <= lsn:
                 writer.to_copy.setdefault(name, "it was rewritten")
+        await self._requested.take(writer, self._wanted)
         for name, reason in list(writer.to_copy.items()):
             if name not in self._wanted:
                 writer.to_copy.pop(name)
@@ -276,14 +291,16 @@ class Follower:
 
     async def _copy_table(self, writer: LakeWriter, name: TableName) -> None:
         stats = self._scope.health.stats
-        copy = await copy_table(
-            self._settings,
-            self._files,
-            name,
-            writer.table_for_copy(name),
-            writer.prepare_copy,
-            partial(stats.set, "lake_copied_rows"),
-        )
+        progress = partial(stats.set, "lake_copied_rows")
+        async with self._requested.reporting(name, progress) as noted:
+            copy = await copy_table(
+                self._settings,
+                self._files,
+                name,
+                writer.table_for_copy(name),
+                writer.prepare_copy,
+                noted,
+            )
         failpoint("lake.copied")
         await asyncio.to_thread(writer.adopt, copy.table, copy.folder, copy.files)
         stats.count("lake_copies")
@@ -339,6 +356,7 @@ class Follower:
         stats.count("lake_cuts")
         stats.observe("lake_cut_seconds", self._cut_at - started)
         stats.set("lake_lsn", cut.lsn)
+        await self._requested.settle(cut)
         log.info("cut", number=cut.number, lsn=format_lsn(cut.lsn), tables=len(cut.tables))
         name = f"lake-{self._settings.source.slot}"
         await asyncio.to_thread(registry.register, self._archive, name, self._next_id)

@@ -20,8 +20,9 @@ from headrace.errors import describe
 from headrace.jetstream.state import Cell
 from headrace.lake.files import LakeFiles
 from headrace.lake.opening import check_lake, open_catalog
-from headrace.lake_writer.follower import Follower
+from headrace.lake_writer.follower import Follower, Places
 from headrace.lake_writer.rewrites import Rewrites
+from headrace.lake_writer.upkeep import Upkeep
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.recovery import follow_on
@@ -50,14 +51,16 @@ async def _work(
     files = LakeFiles(settings.lake.url)
     catalog = open_catalog(settings)
     archive = Store(settings.archive.url, timeout_s=settings.archive.put_timeout_s)
+    places = Places(files, catalog, archive)
     mark = Cell(state, mark_key(settings.source.slot))
     rewrites = Rewrites(settings)
     scope.spawn("schema-events", rewrites.follow(scope, client))
+    upkeep = Upkeep(scope, settings, files, catalog)
     follower: Follower | None = None
 
     async def follow() -> None:
         nonlocal follower
-        follower = Follower(scope, settings, files, catalog, archive, mark, rewrites)
+        follower = Follower(scope, settings, places, mark, rewrites, upkeep)
         await follower.run()
 
     async def failed(error: Exception) -> bool:

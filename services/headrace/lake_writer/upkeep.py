@@ -1,0 +1,106 @@
+"""The lake's upkeep between cuts: compaction, and the removal of files that nothing refers to.
+
+A step runs only when no change waits for a cut and no table is to be copied: whatever the writer
+has written is then referred to by the last cut. Each step is small, so that cuts stay timely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from headrace import log as logs
+from headrace.lake import cleanup
+from headrace.lake.catalog import Catalog, TableName
+from headrace.lake.cleanup import FirstSeen
+from headrace.lake.compaction import CompactionLimits, compact
+from headrace.lake.files import LakeFiles
+from headrace.lake.writer import LakeWriter
+from headrace.process.lifecycle import Scope
+from headrace.settings import Settings
+
+log = logs.logger("lake-writer")
+
+
+class Upkeep:
+    """The upkeep of one process; remembers what it saw when the writer starts again."""
+
+    def __init__(
+        self, scope: Scope, settings: Settings, files: LakeFiles, catalog: Catalog
+    ) -> None:
+        self._scope = scope
+        self._settings = settings.lake
+        self._slot = settings.source.slot
+        self._files = files
+        self._catalog = catalog
+        self._limits = CompactionLimits.of(settings.lake)
+        self._seen = FirstSeen()
+        self._compacted_cut = 0
+        self._cleaned_at = time.monotonic()
+        # What the present round of cleanup has not looked at yet; None stands for the folders.
+        self._to_clean: list[TableName | None] = []
+
+    async def step(self, writer: LakeWriter) -> None:
+        """Do a little, if nothing waits."""
+        if writer.last_cut is None or writer.changed or writer.to_copy:
+            return
+        started = time.monotonic()
+        if self._limits.bytes_max and writer.last_cut.number != self._compacted_cut:
+            self._compacted_cut = writer.last_cut.number
+            await self._compact(writer)
+        elif not await self._clean(writer):
+            return
+        self._scope.health.stats.observe("lake_upkeep_seconds", time.monotonic() - started)
+
+    async def _compact(self, writer: LakeWriter) -> None:
+        stats = self._scope.health.stats
+        every = [table.files for table in writer.snapshots.values()]
+        stats.set("lake_data_files", sum(len(files.data) for files in every))
+        stats.set("lake_delete_files", sum(len(files.deletes) for files in every))
+        done = await asyncio.to_thread(compact, self._files, writer, self._limits)
+        if done.files_before:
+            stats.count("lake_compacted_files", done.files_before)
+            stats.count("lake_compacted_bytes", done.bytes)
+            log.info(
+                "compacted",
+                tables=done.tables,
+                files_before=done.files_before,
+                files_after=done.files_after,
+                bytes=done.bytes,
+            )
+
+    async def _clean(self, writer: LakeWriter) -> bool:
+        """Look for unused files of one table, or for unused folders; False if it is not time."""
+        if not self._to_clean:
+            if time.monotonic() - self._cleaned_at < self._settings.cleanup_interval_s:
+                return False
+            self._to_clean = [None, *writer.snapshots]
+            self._cleaned_at = time.monotonic()
+        name = self._to_clean.pop()
+        table = None if name is None else writer.snapshots.get(name)
+        if name is None:
+            await asyncio.to_thread(self._clean_folders)
+        elif table is not None:
+            removed = await asyncio.to_thread(self._clean_table, table.location)
+            if removed:
+                log.info("files_removed", table=str(name), files=removed)
+        return True
+
+    def _clean_table(self, location: str) -> int:
+        now = time.time()
+        grace_s = self._settings.grace_s
+        found = cleanup.unused_files(self._files, location, now - grace_s)
+        ripe = self._seen.ripe(found, cleanup.folder_of(location), now, grace_s)
+        self._files.delete([each.location for each in ripe])
+        self._scope.health.stats.count("lake_removed_files", len(ripe))
+        return len(ripe)
+
+    def _clean_folders(self) -> None:
+        now = time.time()
+        grace_s = self._settings.grace_s
+        found = cleanup.unused_folders(self._files, self._catalog, self._slot, now - grace_s)
+        for folder in found:
+            if folder.since <= now - self._settings.keep_dropped_s:
+                cleanup.remove_folder(self._files, self._catalog, self._slot, folder)
+                self._scope.health.stats.count("lake_removed_files", folder.files)
+                log.info("folder_removed", location=folder.location, files=folder.files)
