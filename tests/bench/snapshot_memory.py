@@ -80,7 +80,7 @@ def _kind(pid: int) -> str:
         command = (
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         )
-    if "snapshot_responder.driver" in command:
+    if "headrace.spark.driver" in command:
         return "Spark's driver"
     if "pyspark.daemon" in command:
         return "a Spark worker"

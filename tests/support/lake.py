@@ -25,12 +25,15 @@ AND NOT attisdropped ORDER BY attnum
 
 def lake_environment(archiving: Archiving, folder: Path, **more: str) -> dict[str, str]:
     """A suite with a required archive and a lake in a folder."""
-    return archiving.environment(
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_LAKE_URL=f"file://{folder}/lake",
-        HEADRACE_LAKE_FLUSH_INTERVAL_S="0.3",
+    settings = {
+        "HEADRACE_ARCHIVE_REQUIRED": "true",
+        "HEADRACE_LAKE_URL": f"file://{folder}/lake",
+        "HEADRACE_LAKE_FLUSH_INTERVAL_S": "0.3",
+        # A JVM starts slowly. test_lake_engines.py proves that all engines make the same tables.
+        "HEADRACE_LAKE_ENGINE": "inline",
         **more,
-    )
+    }
+    return archiving.environment(**settings)
 
 
 async def reached(

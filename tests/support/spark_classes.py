@@ -24,7 +24,7 @@ _WARM_UP = """
 import tempfile
 from pathlib import Path
 from headrace.settings import load
-from headrace.snapshot_responder.driver import _session
+from headrace.spark.driver import _session
 with tempfile.TemporaryDirectory() as folder:
     spark = _session(load({}), Path(folder))
     spark.range(2).mapInArrow(lambda batches: batches, "id long").collect()

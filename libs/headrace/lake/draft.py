@@ -22,7 +22,7 @@ from headrace.lake import data_files, locate
 from headrace.lake.columns import Column, Ints, whole
 from headrace.lake.files import LakeFiles
 from headrace.lake.locate import Needles
-from headrace.lake.snapshots import FileChanges, TableSnapshot
+from headrace.lake.snapshots import FileChanges, LiveFile, TableFiles
 
 # Waiting rows are written when they take this much memory.
 WAITING_BYTES_MAX = 64 << 20
@@ -97,13 +97,35 @@ class Found:
     codes: dict[str | int, Ints] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """A draft whose rows are all in files, so that another process can continue it."""
+
+    folder: str
+    schema: Schema
+    # All data files as of the draft, and the delete files of the current snapshot.
+    files: TableFiles
+    # Positions that are in no delete file yet.
+    deleted: dict[str, Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChanges:
+    """What a draft does to the files that it began with."""
+
+    added: list[DataFile]
+    removed: frozenset[str]
+    deleted: dict[str, Ints]
+
+
 class TableDraft:
     """The next snapshot of a table."""
 
     def __init__(
-        self, files: LakeFiles, table: TableSnapshot, cache: ColumnCache, schema: Schema
+        self, files: LakeFiles, folder: str, table: TableFiles, cache: ColumnCache, schema: Schema
     ) -> None:
         self._files = files
+        self._folder = folder
         self._table = table
         self._cache = cache
         self.schema = schema
@@ -114,6 +136,44 @@ class TableDraft:
         self._known_deleted: dict[str, Ints] = {}
         self._shared: dict[str, Ints] | None = None
         self._waiting: list[_Waiting] = []
+        # Positions that the process before deleted, if this continues its draft.
+        self._deleted_before: dict[str, Ints] = {}
+
+    @classmethod
+    def continued(cls, files: LakeFiles, state: DraftState, cache: ColumnCache) -> TableDraft:
+        """A draft that begins where another one is."""
+        draft = cls(files, state.folder, state.files, cache, state.schema)
+        draft._deleted_before = state.deleted
+        return draft
+
+    def state(self) -> DraftState:
+        """The draft as it is now."""
+        self.write_waiting()
+        known = self._table.data
+        data = {path: known.get(path) or LiveFile(file, 0, 0, 0) for path, file in self.files}
+        files = TableFiles(data, self._table.deletes, self._table.shared_deletes)
+        return DraftState(self._folder, self.schema, files, self._concatenated())
+
+    def changes(self) -> DraftChanges:
+        """What the draft changes so far."""
+        self.write_waiting()
+        added = list(self._added.values())
+        return DraftChanges(added, frozenset(self._removed), self._concatenated())
+
+    def absorb(self, parts: Sequence[DraftChanges]) -> None:
+        """Make the changes of drafts that began where this one is; no two of them delete a row."""
+        removed: set[str] = set()
+        for part in parts:
+            removed |= part.removed
+        self.remove_files(sorted(removed))
+        for part in parts:
+            self.add_files(part.added)
+            for path, positions in part.deleted.items():
+                if path not in removed:
+                    self._deleted.setdefault(path, []).append(positions)
+
+    def _concatenated(self) -> dict[str, Ints]:
+        return {path: np.concatenate(found) for path, found in self._deleted.items()}
 
     @property
     def changed(self) -> bool:
@@ -125,14 +185,14 @@ class TableDraft:
         """The data files as of the draft."""
         kept = [
             (path, live.file)
-            for path, live in self._table.files.data.items()
+            for path, live in self._table.data.items()
             if path not in self._removed
         ]
         return [*kept, *self._added.items()]
 
     def truncate(self) -> None:
         """All rows go."""
-        self._removed.update(self._table.files.data)
+        self._removed.update(self._table.data)
         self._added.clear()
         self._deleted.clear()
         self._waiting.clear()
@@ -207,16 +267,16 @@ class TableDraft:
     def _read_deleted(self, path: str) -> Ints:
         if self._shared is None:
             self._shared = {}
-            for location in self._table.files.shared_deletes:
+            for location in self._table.shared_deletes:
                 for target, positions in data_files.read_positions(self._files, location).items():
                     before = self._shared.get(target, _NONE)
                     self._shared[target] = np.union1d(before, positions)
-        own = self._table.files.deletes.get(path)
+        own = self._table.deletes.get(path)
         positions = self._shared.get(path, _NONE)
         if own is not None:
             read = data_files.read_positions(self._files, own.file.file_path)
             positions = np.union1d(positions, read.get(path, _NONE))
-        return positions
+        return np.union1d(positions, self._deleted_before.get(path, _NONE))
 
     def delete(self, found: Found) -> None:
         """The rows go."""
@@ -244,11 +304,10 @@ class TableDraft:
         """Write the waiting rows that still exist as a data file."""
         living = [each.rows.filter(pa.array(each.lives)) for each in self._waiting]
         self._waiting.clear()
-        rows = pa.concat_tables([each for each in living if each.num_rows]) if living else None
-        if rows is not None and rows.num_rows:
-            file = data_files.write_rows(
-                self._files, self._table.metadata.location, self.schema, rows
-            )
+        left = [each for each in living if each.num_rows]
+        if left:
+            rows = pa.concat_tables(left)
+            file = data_files.write_rows(self._files, self._folder, self.schema, rows)
             self._added[file.file_path] = file
 
     def finish(self) -> FileChanges:
@@ -261,12 +320,12 @@ class TableDraft:
                 # Every row of a new file is gone again: nothing refers to it.
                 changes.added.remove(self._added[path])
                 continue
-            live = self._table.files.data.get(path)
+            live = self._table.data.get(path)
             if live is not None and len(positions) == live.file.record_count:
                 changes.removed.add(path)
                 continue
             changes.deletes[path] = data_files.write_positions(
-                self._files, self._table.metadata.location, path, positions
+                self._files, self._folder, path, positions
             )
         return changes
 

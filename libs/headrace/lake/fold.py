@@ -105,6 +105,34 @@ def _whole(column: Column) -> Column:
     return pa.concat_arrays([*column.chunks, pa.array([], pa.string())])
 
 
+@dataclass(slots=True)
+class Moves:
+    """Updates that changed the key."""
+
+    # Their places in the batch, and the keys from before.
+    updates: Ints
+    old_keys: list[str]
+    # Whether they show the whole row from before, which a deferrable key needs.
+    whole_rows: bool
+
+
+def moves_of(batch: pa.Table, key: Sequence[str]) -> Moves:
+    """The updates in a batch that changed the key."""
+    updates = _equal(batch.column("operation").cast(pa.string()), _UPDATE)
+    with_before = updates & batch.column("before").is_valid().to_numpy()
+    moved = []
+    old_keys = []
+    whole_rows = False
+    for place in np.flatnonzero(with_before).tolist():
+        before = members(str(batch.column("before")[place].as_py()))
+        old = _object({name: before[name] for name in key if name in before})
+        if old != str(batch.column("key")[place].as_py()) and len(old) > 2:
+            moved.append(place)
+            old_keys.append(old)
+            whole_rows |= len(before) > len(key)
+    return Moves(np.array(moved, np.int64), old_keys, whole_rows)
+
+
 class _Keyed:
     """The fold of a table with a key.
 
@@ -118,8 +146,10 @@ class _Keyed:
         self._unchanged = batch.column("unchanged")
         self._is_delete = _equal(operations, _DELETE)
         self._is_insert = _equal(operations, _INSERT)
-        self.moves_whole_rows = False
-        moved, old_keys = self._moves(_equal(operations, _UPDATE))
+        moves = moves_of(batch, key)
+        self.moves_whole_rows = moves.whole_rows
+        moved = moves.updates
+        old_keys = moves.old_keys
         size = batch.num_rows
         # The change of each step.
         self._change = np.insert(np.arange(size), moved, moved)
@@ -145,23 +175,6 @@ class _Keyed:
         self._order = np.argsort(self._codes, kind="stable")
         self._rank = np.empty_like(self._order)
         self._rank[self._order] = np.arange(len(self._order))
-
-    def _moves(self, updates: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Ints, list[str]]:
-        """Updates that changed the key, and the keys from before."""
-        with_before = updates & self._batch.column("before").is_valid().to_numpy()
-        moved = []
-        old_keys = []
-        for place in np.flatnonzero(with_before).tolist():
-            before = members(self._text("before", place))
-            old = _object({name: before[name] for name in self._key if name in before})
-            if old != self._text("key", place) and len(old) > 2:
-                moved.append(place)
-                old_keys.append(old)
-                self.moves_whole_rows |= len(before) > len(self._key)
-        return np.array(moved, np.int64), old_keys
-
-    def _text(self, column: str, place: int) -> str:
-        return str(self._batch.column(column)[place].as_py())
 
     def net(self) -> NetChanges:
         count = len(self._texts)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute
@@ -33,9 +32,9 @@ from pyiceberg.table.update import (
 from headrace.archive.metadata import SegmentInfo
 from headrace.lake import snapshots
 from headrace.lake.apply import RowMissingError, apply
+from headrace.lake.batches import Batch, TableBatch, runs, since
 from headrace.lake.catalog import Catalog, Cut, Move, TableName
-from headrace.lake.columns import places, whole
-from headrace.lake.draft import ColumnCache, TableDraft
+from headrace.lake.draft import ColumnCache, DraftChanges, TableDraft
 from headrace.lake.errors import CutRefusedError, ForeignTableError, LakeError
 from headrace.lake.expiry import Retention, expired
 from headrace.lake.files import LakeFiles, LakeIO
@@ -137,7 +136,8 @@ class LakeWriter:
 
     def _follow(self, table: LakeTable, snapshot: TableSnapshot) -> _Followed:
         schema = snapshot.metadata.schema()
-        draft = TableDraft(self._files, snapshot, self._cache, schema)
+        folder = snapshot.metadata.location
+        draft = TableDraft(self._files, folder, snapshot.files, self._cache, schema)
         followed = _Followed(table, snapshot, draft, snapshot.location or None)
         self._followed[table.name] = followed
         return followed
@@ -256,12 +256,12 @@ class LakeWriter:
 
     def take(self, info: SegmentInfo, rows: pa.Table) -> None:
         """Apply an archive file's rows."""
-        for name, version, run in _runs(rows):
+        for name, version, run in runs(rows):
             self._rename_by(info, name, version)
             followed = self._followed.get(name)
             if followed is None or name in self.to_copy:
                 continue
-            batch = _since(run, followed.table.from_lsn)
+            batch = since(run, followed.table.from_lsn)
             if not batch.num_rows:
                 continue
             shape = info.table(name.namespace, name.name, version)
@@ -277,6 +277,62 @@ class LakeWriter:
                 apply(followed.draft, followed.table, batch)
             except RowMissingError as error:
                 self.to_copy[name] = str(error)
+
+    def plan(self, infos: Sequence[SegmentInfo]) -> Batch:
+        """As many archive files, from the first on, as another process can apply as a whole: of
+        each table, they show one shape, and it needs no copy. None if the first is not such a one.
+        """
+        files = 0
+        changed: dict[TableName, list[int]] = {}
+        for info in infos:
+            shapes = None if info.gap is not None else self._shapes(info)
+            if shapes is None:
+                break
+            different = [name for name in shapes if shapes[name] != self._followed[name].table]
+            if different and files:
+                break
+            for name in different:
+                self._reshape(self._followed[name], shapes[name])
+            for name in shapes:
+                changed.setdefault(name, []).append(info.id)
+            files += 1
+        return Batch(
+            files,
+            tuple(self._table_batch(name, tuple(ids)) for name, ids in changed.items()),
+        )
+
+    def _table_batch(self, name: TableName, files: tuple[int, ...]) -> TableBatch:
+        followed = self._followed[name]
+        return TableBatch(followed.table, followed.draft.state(), files)
+
+    def _shapes(self, info: SegmentInfo) -> dict[TableName, LakeTable] | None:
+        """The tables that a file changes, in its shape; None if that can't be told in advance."""
+        shapes: dict[TableName, LakeTable] = {}
+        for shape in info.tables:
+            name = TableName(shape.schema, shape.table)
+            followed = self._followed.get(name)
+            if followed is None and self._is_followed(shape.relation_id):
+                # The table has another name from here on.
+                return None
+            if followed is None or name in self.to_copy:
+                continue
+            if info.last.lsn < followed.table.from_lsn:
+                continue
+            evolution = evolve(followed.table, shape)
+            # Rows from before the copy may have had another shape.
+            early = info.first.lsn < followed.table.from_lsn
+            same = evolution.table == followed.table
+            if name in shapes or evolution.copy is not None or (early and not same):
+                return None
+            shapes[name] = evolution.table
+        return shapes
+
+    def _is_followed(self, relation_id: int) -> bool:
+        return any(each.table.relation_id == relation_id for each in self._followed.values())
+
+    def absorb(self, name: TableName, parts: Sequence[DraftChanges]) -> None:
+        """What other processes made of a table's part of a batch."""
+        self._followed[name].draft.absorb(parts)
 
     def _rename_by(self, info: SegmentInfo, name: TableName, version: int) -> None:
         """A change may be the first that has a table's new name."""
@@ -413,29 +469,3 @@ def _quoted(name: str) -> str:
 
 def _new_id() -> str:
     return secrets.token_hex(8)
-
-
-def _since(batch: pa.Table, lsn: int) -> pa.Table:
-    """The rows of transactions that committed at an LSN or later."""
-    return batch.filter(pc.greater_equal(batch.column("commit_lsn"), lsn))
-
-
-def _runs(rows: pa.Table) -> Iterator[tuple[TableName, int, pa.Table]]:
-    """The rows of each table in their order, cut where its shape changes."""
-    codes = {}
-    for column in ("schema", "table"):
-        codes[column] = pc.dictionary_encode(whole(rows.column(column).cast(pa.string())))
-    schemas, tables = (
-        pc.fill_null(each.indices, -1).to_numpy().astype(np.int64) for each in codes.values()
-    )
-    both = np.where(schemas < 0, -1, schemas * (len(codes["table"].dictionary) + 1) + tables)
-    versions = pc.fill_null(rows.column("schema_version"), 0).to_numpy()
-    for code in np.unique(both[both >= 0]).tolist():
-        found = np.flatnonzero(both == code)
-        name = TableName(
-            codes["schema"].dictionary[int(schemas[found[0]])].as_py(),
-            codes["table"].dictionary[int(tables[found[0]])].as_py(),
-        )
-        edges = np.flatnonzero(np.diff(versions[found])) + 1
-        for run in np.split(found, edges):
-            yield name, int(versions[run[0]]), rows.take(places(run))

@@ -61,3 +61,11 @@ class Compat(StrEnum):
 
     NONE = "none"
     BRIDGE = "bridge"
+
+
+class LakeEngine(StrEnum):
+    """Where the lake's rows become files."""
+
+    SPARK = "spark"
+    AUTO = "auto"
+    INLINE = "inline"

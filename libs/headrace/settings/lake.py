@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.settings.choices import LakeEngine
 from headrace.settings.declaration import MIB, setting
 
 
@@ -24,6 +25,30 @@ class LakeSettings:
         "for a database, which several machines can use. The default for a lake in a local folder "
         "is `catalog.db` in that folder; other lakes need this setting.",
         secret=True,
+    )
+    engine: LakeEngine = setting(
+        "HEADRACE_LAKE_ENGINE",
+        LakeEngine.AUTO,
+        "What turns rows into files. `spark` uses Spark for everything: a local session, which "
+        "starts with the first batch, or the server in `SPARK_REMOTE`. `inline` works in the "
+        "lake-writer and needs no Java. `auto` uses Spark for large tables and large batches, and "
+        "works inline otherwise. All give the same tables. Needs `headrace[spark]`, except "
+        "`inline`.",
+    )
+    spark_rows_min: int = setting(
+        "HEADRACE_LAKE_SPARK_ROWS_MIN",
+        200_000,
+        "Rows in a batch from which on `HEADRACE_LAKE_ENGINE=auto` uses Spark. A smaller value "
+        "moves more work out of the lake-writer, and adds the time of a Spark job to smaller "
+        "batches.",
+        least=0,
+    )
+    spark_ranges_min: int = setting(
+        "HEADRACE_LAKE_SPARK_RANGES_MIN",
+        4,
+        "Ranges of `HEADRACE_SNAPSHOT_RANGE_BYTES` in a table from which on "
+        "`HEADRACE_LAKE_ENGINE=auto` copies it with Spark.",
+        least=0,
     )
     flush_interval_s: float = setting(
         "HEADRACE_LAKE_FLUSH_INTERVAL_S",

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ def cut_ranges(storages: Sequence[TableStorage], pages_max: int) -> tuple[PageRa
     return tuple(ranges)
 
 
-def deal(ranges: Sequence[PageRange], tasks_max: int) -> list[Sequence[PageRange]]:
-    """The ranges of each task: adjacent ones together, counts that differ by one at most."""
+def deal(ranges: Sequence[T], tasks_max: int) -> list[Sequence[T]]:
+    """Each task's share: adjacent ranges together, counts that differ by one at most."""
     tasks = min(len(ranges), tasks_max)
     if not tasks:
         return []

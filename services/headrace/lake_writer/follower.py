@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import asyncpg
-import pyarrow as pa
 
 from headrace import log as logs
 from headrace.archive import registry
@@ -26,6 +26,7 @@ from headrace.contract.selection import Selection
 from headrace.errors import HeadraceError, describe
 from headrace.jetstream.state import Cell
 from headrace.lake.catalog import Catalog, Cut, TableName
+from headrace.lake.engine import Engine
 from headrace.lake.errors import LakeError
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter, Source
@@ -39,12 +40,16 @@ from headrace.postgres.connection import BROKEN, PostgresUnreachableError, conne
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
+from headrace.spark.driver_process import SparkUnusableError
 
 log = logs.logger("lake-writer")
 
 POLL_S = 0.2
 # New and dropped tables are looked for this often, and when a change names an unknown table.
 TABLES_S = 10.0
+# The files that an engine receives together; it may apply fewer.
+BATCH_FILES_MAX = 256
+BATCH_ROWS_MAX = 1_000_000
 # A table that could not be copied is tried again after this time.
 PARKED_S = 60.0
 _APPLICATION = "headrace lake"
@@ -52,11 +57,12 @@ _APPLICATION = "headrace lake"
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What the lake is made from, and where."""
+    """The lake's parts: its source, its place, and the engine that writes its files."""
 
     files: LakeFiles
     catalog: Catalog
     archive: Store
+    engine: Engine
 
 
 class Follower:
@@ -75,6 +81,7 @@ class Follower:
         self._settings = settings
         self._files = places.files
         self._archive = places.archive
+        self._engine = places.engine
         self._mark = mark
         self._rewrites = rewrites
         self._upkeep = upkeep
@@ -85,6 +92,8 @@ class Follower:
         self._catalog = places.catalog
         self._writer: LakeWriter | None = None
         self._next_id = 0
+        # Files from `_next_id` on, opened and not applied yet.
+        self._ahead: list[AsyncWalFile] = []
         self._lsn = 0
         self._ordinal = 0
         self._commit_us: int | None = None
@@ -168,42 +177,57 @@ class Follower:
         log.warning("lake_starts_over", reason=reason)
         writer.copy_all(reason)
         self._next_id = 0
+        self._ahead.clear()
 
     async def _step(self, writer: LakeWriter) -> bool:
-        """Apply the archive's next file; False if there is none yet."""
+        """Apply the archive's next files; False if there is none yet."""
         # Read before: if no file follows then, the archive is complete up to it.
         mark = ArchiveMark.of(await self._mark.read())
         try:
-            file = await self._reader.get(self._next_id)
+            await self._look_ahead()
         except WalFileCollectedError as error:
             self._start_over(writer, describe(error))
             return True
-        if file is None:
+        if not self._ahead:
             if mark.file == self._next_id - 1 and self._whole:
                 self._lsn = max(self._lsn, mark.lsn)
             return False
-        info = file.info
-        if info.gap is not None:
+        if self._ahead[0].info.gap is not None:
             writer.copy_all("the archive has a gap")
+            self._applied(1)
         else:
-            await self._take(writer, file)
+            self._applied(await self._take(writer, self._ahead))
+        return True
+
+    async def _look_ahead(self) -> None:
+        """Open the archive's next files, as many as one batch may contain."""
+        rows = sum(file.info.rows for file in self._ahead)
+        while len(self._ahead) < BATCH_FILES_MAX and rows < BATCH_ROWS_MAX:
+            file = await self._reader.get(self._next_id + len(self._ahead))
+            if file is None:
+                return
+            self._ahead.append(file)
+            rows += file.info.rows
+
+    def _applied(self, count: int) -> None:
+        """The first files are part of the next cut."""
+        info = self._ahead[count - 1].info
+        del self._ahead[:count]
         self._next_id = info.next_id
         self._lsn = max(self._lsn, info.end_lsn)
         self._ordinal = info.last.seq
         self._commit_us = info.time_us or self._commit_us
         self._whole = info.whole
-        return True
 
-    async def _take(self, writer: LakeWriter, file: AsyncWalFile) -> None:
-        batches = [batch async for batch in file.batches()]
-        if not batches:
-            return
-        rows = pa.Table.from_batches(batches).unify_dictionaries()
-        unknown = {TableName(table.schema, table.table) for table in file.info.tables}
-        if unknown - writer.tables.keys():
-            self._tables_at = 0.0
-        await asyncio.to_thread(writer.take, file.info, rows)
-        self._scope.health.stats.count("lake_rows", rows.num_rows)
+    async def _take(self, writer: LakeWriter, files: Sequence[AsyncWalFile]) -> int:
+        """Apply the first of these files; how many."""
+        count = await self._engine.apply(writer, files)
+        for file in files[:count]:
+            named = {TableName(table.schema, table.table) for table in file.info.tables}
+            if named - writer.tables.keys():
+                self._tables_at = 0.0
+            self._scope.health.stats.count("lake_rows", file.info.rows)
+        return count
 
     # Tables
 
@@ -282,6 +306,9 @@ class Follower:
             log.info("copy_started", table=str(name), reason=reason)
             try:
                 await self._copy_table(writer, name)
+            except SparkUnusableError:
+                # The table can be copied.
+                raise
             except HeadraceError as error:
                 if error.retry:
                     raise
@@ -295,7 +322,7 @@ class Follower:
         async with self._requested.reporting(name, progress) as noted:
             copy = await copy_table(
                 self._settings,
-                self._files,
+                self._engine,
                 name,
                 writer.table_for_copy(name),
                 writer.prepare_copy,

@@ -20,6 +20,7 @@ from headrace.errors import describe
 from headrace.jetstream.state import Cell
 from headrace.lake.files import LakeFiles
 from headrace.lake.opening import check_lake, open_catalog
+from headrace.lake_writer.engines import chosen_engine
 from headrace.lake_writer.follower import Follower, Places
 from headrace.lake_writer.rewrites import Rewrites
 from headrace.lake_writer.upkeep import Upkeep
@@ -51,7 +52,8 @@ async def _work(
     files = LakeFiles(settings.lake.url)
     catalog = open_catalog(settings)
     archive = Store(settings.archive.url, timeout_s=settings.archive.put_timeout_s)
-    places = Places(files, catalog, archive)
+    engine = chosen_engine(settings, files)
+    places = Places(files, catalog, archive, engine)
     mark = Cell(state, mark_key(settings.source.slot))
     rewrites = Rewrites(settings)
     scope.spawn("schema-events", rewrites.follow(scope, client))
@@ -72,4 +74,6 @@ async def _work(
     try:
         await follow_on(scope, client, follow, failed)
     finally:
+        with scope.waiting_for("Spark's driver to end"):
+            await engine.close()
         await asyncio.to_thread(catalog.close)

@@ -41,11 +41,11 @@ from headrace.settings import Settings
 from headrace.snapshot_responder import answering
 from headrace.snapshot_responder.answering import RequestAnswers, token_of
 from headrace.snapshot_responder.chunk_permits import Throttle
-from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.other_suites import Neighbours
 from headrace.snapshot_responder.request_pairing import Answer
 from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.spark.driver_process import SparkDriver
 from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, SnapshotRequest, parse_request
 from headrace.spark.source import TableRefusedError, find_table
 from headrace.timing.backoff import Backoff

@@ -22,8 +22,8 @@ from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
-from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.requests import SnapshotRequests
+from headrace.spark.driver_process import SparkDriver
 from headrace.timing.backoff import Backoff
 
 log = logs.logger("snapshot-responder")

@@ -30,9 +30,11 @@ from headrace.process.failpoint import failpoint
 from headrace.settings import Compat, Settings
 from headrace.snapshot_responder.chunk_permits import ChunkPermits, Throttle
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
-from headrace.snapshot_responder.driver_process import DriverLostError, PlanTotals, SparkDriver
 from headrace.snapshot_responder.numbering import ChunkNumbers
 from headrace.snapshot_responder.results import RETRY_S, Results
+from headrace.snapshot_responder.task_result import TaskResult
+from headrace.spark.driver_process import DriverLostError, SparkDriver
+from headrace.spark.driver_protocol import SparkWork
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import cut_ranges, deal
 from headrace.spark.request import SnapshotRequest
@@ -42,6 +44,8 @@ from headrace.spark.table_plan import PAGE_BYTES
 log = logs.logger("snapshot-responder")
 
 META_TIMEOUT_S = 5.0
+# What Spark's workers run.
+TASK = "headrace.snapshot_responder.task:run_task"
 # The keys that the PG→NATS bridge documents, in its order.
 _BRIDGE_META = ("snapshot_id", "lsn", "timestamp", "batch_count", "row_count", "table")
 
@@ -151,11 +155,10 @@ class Snapshot:
         if not plan.tasks:
             return
         losses = 0
+        work = SparkWork(TASK, plan.pack(), len(plan.tasks), pool=self.snapshot_id)
         while True:
             try:
-                totals: PlanTotals = await self.driver.run(
-                    self.snapshot_id, plan.pack(), self._told
-                )
+                results = await self.driver.run(self.snapshot_id, work, self._told)
             except DriverLostError as error:
                 # Another run is safe: the transaction is still held, and chunks keep their numbers.
                 losses += 1
@@ -165,7 +168,10 @@ class Snapshot:
                 if losses > self.settings.snapshot.spark_losses_max:
                     raise
             else:
-                self.numbers.settle(totals.chunks, totals.rows)
+                totals = [TaskResult.unpack(result) for result in results]
+                self.numbers.settle(
+                    sum(total.chunks for total in totals), sum(total.rows for total in totals)
+                )
                 return
 
     def _told(self, done: int, tasks: int) -> None:

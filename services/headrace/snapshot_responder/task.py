@@ -13,7 +13,6 @@ import gc
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -43,6 +42,7 @@ from headrace.snapshot_responder.chunks import (
     message,
 )
 from headrace.snapshot_responder.packed_rows import PackedRows
+from headrace.snapshot_responder.task_result import TaskResult
 from headrace.spark.csv_rows import CsvRows
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import PageRange
@@ -93,29 +93,14 @@ class CopyEndedError(HeadraceError):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """The result of a task; `error` is one that no other attempt would avoid."""
-
-    chunks: int = 0
-    rows: int = 0
-    error: str = ""
-
-
-def run_task(packed_plan: bytes, task: int) -> TaskResult:
-    """The whole task, blocking. Raises errors that another attempt may avoid, so that Spark
-    retries.
-    """
+def run_task(packed_plan: bytes, task: int) -> bytes:
+    """The whole task, blocking; its packed result."""
     # Rows are millions of small objects without cycles: garbage collection would take as long as
     # all the rest.
     gc.disable()
     try:
-        return uvloop.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
-    except HeadraceError as error:
-        # Spark repeats a task only if it raises.
-        if error.retry:
-            raise
-        return TaskResult(error=str(error))
+        plan = SnapshotPlan.unpack(packed_plan)
+        return uvloop.run(_run(plan, task, load(os.environ))).pack()
     finally:
         gc.enable()
 

@@ -20,8 +20,8 @@ from headrace.embedded.process import tied
 from headrace.settings import Settings
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.chunk_permits import ChunkPermits
-from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.spark.driver_process import SparkDriver
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
@@ -41,8 +41,7 @@ run_here: Run = task._run
 WORKER = """
 import resource, sys
 from headrace.snapshot_responder.task import run_task
-outcome = run_task(sys.stdin.buffer.read(), int(sys.argv[1]))
-assert not outcome.error, outcome.error
+run_task(sys.stdin.buffer.read(), int(sys.argv[1]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

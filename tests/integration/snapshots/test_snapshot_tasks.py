@@ -26,10 +26,11 @@ from headrace.settings import (
 )
 from headrace.snapshot_responder import chunk_permits, task
 from headrace.snapshot_responder.chunk_permits import ChunkPermits, SnapshotOverError
-from headrace.snapshot_responder.driver import local_configuration
-from headrace.snapshot_responder.driver_process import SparkDriver, SparkUnusableError
 from headrace.snapshot_responder.results import Results
-from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.snapshot_responder.snapshot import TASK, Snapshot
+from headrace.spark.driver import local_configuration
+from headrace.spark.driver_process import SparkDriver, SparkUnusableError
+from headrace.spark.driver_protocol import SparkWork
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import (
@@ -265,7 +266,7 @@ async def test_without_java_there_is_one_error_with_the_remedy(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     driver = SparkDriver(settings)
     with pytest.raises(SparkUnusableError, match=r"No Java 17 or newer was found.*JAVA_HOME"):
-        await driver.run("job", b"")
+        await driver.run("job", SparkWork(TASK, b"", 1, "job"))
     await driver.close()
 
 

@@ -21,8 +21,8 @@ from headrace.settings import (
 )
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.chunk_permits import ChunkPermits
-from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.spark.driver_process import SparkDriver
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database

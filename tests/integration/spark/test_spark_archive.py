@@ -29,7 +29,7 @@ SESSION = """
 import os, sys, tempfile
 from pathlib import Path
 from headrace.settings import load
-from headrace.snapshot_responder.driver import _session
+from headrace.spark.driver import _session
 from headrace.spark.archive_source import ArchiveSource
 from headrace.spark.archive_state import current_state
 

@@ -17,8 +17,9 @@ from headrace.settings import (
     SnapshotSettings,
 )
 from headrace.snapshot_responder.chunk_permits import Throttle
-from headrace.snapshot_responder.driver_process import SparkDriver, SparkJobError
-from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.snapshot_responder.snapshot import TASK, Snapshot
+from headrace.spark.driver_process import SparkDriver, SparkJobError
+from headrace.spark.driver_protocol import SparkWork
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
@@ -77,7 +78,7 @@ async def test_a_snapshot_runs_on_spark_connect_and_its_failures_are_told(
         async with held_snapshot(settings, REQUEST) as held:
             plan = snapshot._plan(held)
         with pytest.raises(SparkJobError, match=r"snapshot .+ does not exist"):
-            await driver.run("gone", plan.pack())
+            await driver.run("gone", SparkWork(TASK, plan.pack(), len(plan.tasks), "gone"))
     finally:
         await driver.close()
         await client.close()

@@ -21,7 +21,7 @@ PROBE = """
 import os, sys, tempfile
 from pathlib import Path
 from headrace.settings import load
-from headrace.snapshot_responder.driver import _session
+from headrace.spark.driver import _session
 from headrace.spark.table_source import TableSource
 
 with tempfile.TemporaryDirectory() as folder:

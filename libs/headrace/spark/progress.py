@@ -1,7 +1,7 @@
-"""Spark's own progress on a plan: finished tasks of all its tasks.
+"""Spark's own progress on a job: finished tasks of all its tasks.
 
 A local session has a status tracker, which is polled; Spark Connect reports in the thread that runs
-the plan.
+the job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tell = Callable[[int, int], None]
 
 @contextlib.contextmanager
 def watched(spark: Any, job: str, tell: Tell, *, remote: bool) -> Iterator[None]:
-    """Report on the plan that this thread runs in the block."""
+    """Report on the job that this thread runs in the block."""
     with _listening(spark, tell) if remote else _looking(spark.sparkContext, job, tell):
         yield
 
@@ -63,7 +63,7 @@ def _look(tracker: Any, job: str, tell: Tell, over: threading.Event) -> None:
     while not over.wait(LOOK_S):
         try:
             now = _tasks(tracker, job)
-        except Exception:  # noqa: BLE001  # the process that runs the plan notices a dead JVM
+        except Exception:  # noqa: BLE001  # the process that runs the job notices a dead JVM
             return
         if now != told:
             tell(*now)

@@ -1,9 +1,8 @@
-"""The responder's end of the driver process: started at the first plan, stopped when idle, replaced
-when lost.
+"""A service's end of the driver process: started at the first job, stopped when idle, replaced when
+lost.
 
-Promises that the child, its JVM and its workers end with the responder, however it ends, and that a
-plan whose driver died raises `DriverLostError`: running it again is safe, because chunks get their
-numbers from the responder.
+Promises that the child, its JVM and its workers end with the service, however it ends, and that a
+job whose driver died raises `DriverLostError`: the service knows whether running it again is safe.
 """
 
 from __future__ import annotations
@@ -14,28 +13,33 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace import log as logs
 from headrace.embedded.process import tied
 from headrace.errors import HeadraceError
 from headrace.settings import Settings
-from headrace.snapshot_responder import driver_protocol
-from headrace.snapshot_responder.spark_progress import Tell
+from headrace.spark import driver_protocol
+from headrace.spark.driver_protocol import SparkWork
+from headrace.spark.progress import Tell
 
-log = logs.logger("snapshot-responder")
+log = logs.logger("spark")
 
 STOP_TIMEOUT_S = 5.0
 _LOG_LINE_BYTES_MAX = 64 * 1024
 
 
 class SparkUnusableError(HeadraceError):
-    """There is no Spark to run a snapshot on."""
+    """There is no Spark to run a job on."""
 
 
 class SparkJobError(HeadraceError):
-    """Spark failed to run a snapshot."""
+    """Spark failed to run a job."""
+
+
+class SparkTaskError(SparkJobError):
+    """A task found an error that another attempt would not avoid."""
 
 
 class DriverLostError(HeadraceError):
@@ -43,25 +47,17 @@ class DriverLostError(HeadraceError):
 
     retry = True
     remedy = (
-        "Look at the responder's log for Spark's last output; HEADRACE_SPARK_MEMORY_MIB may "
+        "Look at the service's log for Spark's last output; HEADRACE_SPARK_MEMORY_MIB may "
         "be too small."
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTotals:
-    """The total of all tasks of one plan."""
-
-    chunks: int
-    rows: int
 
 
 @dataclass(slots=True)
 class _Child:
     process: asyncio.subprocess.Process
-    # Spark's version once it takes plans; an exception if it can't be used, or died first.
+    # Spark's version once it takes jobs; an exception if it can't be used, or died first.
     ready: asyncio.Future[str]
-    jobs: dict[str, asyncio.Future[PlanTotals]] = field(default_factory=dict)
+    jobs: dict[str, asyncio.Future[list[bytes]]] = field(default_factory=dict)
     told: dict[str, Tell] = field(default_factory=dict)
     # They end when the child closes its pipes.
     readers: list[asyncio.Task[None]] = field(default_factory=list)
@@ -74,17 +70,17 @@ class _Child:
 
 
 class SparkDriver:
-    """The only driver process of the responder."""
+    """The only driver process of a service."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings.snapshot
         self._child: _Child | None = None
-        # Several snapshots may ask for the driver at the same moment: only one of them starts it.
+        # Several jobs may ask for the driver at the same moment: only one of them starts it.
         self._starting = asyncio.Lock()
         # Stops a driver that has had no job for a while: a JVM keeps its memory.
         self._idle: asyncio.TimerHandle | None = None
         # Drivers that are being stopped; `close` waits for them, so that no JVM outlives the
-        # responder.
+        # service.
         self._retirements: set[asyncio.Task[None]] = set()
 
     @property
@@ -104,20 +100,20 @@ class SparkDriver:
         return "starting"
 
     async def started(self) -> None:
-        """Return when a driver accepts plans; if unused, it is stopped after the usual time."""
+        """Return when a driver accepts jobs; if unused, it is stopped after the usual time."""
         self._watch_idleness(await self._running())
 
-    async def run(self, job: str, plan: bytes, tell: Tell | None = None) -> PlanTotals:
-        """Run a plan to its end; cancelling this cancels the plan. `tell` receives the numbers of
-        finished and of all tasks.
+    async def run(self, job: str, work: SparkWork, tell: Tell | None = None) -> list[bytes]:
+        """Run a job to its end, and return each task's result; cancelling this cancels the job.
+        `tell` receives the numbers of finished and of all tasks.
         """
         child = await self._running()
-        done: asyncio.Future[PlanTotals] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
         child.jobs[job] = done
         if tell is not None:
             child.told[job] = tell
         try:
-            await self._send(child, {"op": "run", "job": job, "plan": plan})
+            await self._send(child, {"op": "run", "job": job, **asdict(work)})
             return await done
         except asyncio.CancelledError:
             # A driver that is gone runs nothing that would have to be cancelled.
@@ -154,12 +150,12 @@ class SparkDriver:
             await self._retire(child)
             raise SparkUnusableError(
                 f"Spark did not start in {self._settings.spark_start_timeout_s:g} s",
-                remedy="Look at the responder's log, or raise HEADRACE_SPARK_START_TIMEOUT_S.",
+                remedy="Look at the service's log, or raise HEADRACE_SPARK_START_TIMEOUT_S.",
             ) from error
         return child
 
     async def _start(self) -> _Child:
-        driver = [sys.executable, "-m", "headrace.snapshot_responder.driver"]
+        driver = [sys.executable, "-m", "headrace.spark.driver"]
         process = await asyncio.create_subprocess_exec(
             # The parent's death kills the driver; its JVM and the workers end when their pipes do.
             *tied(driver, signal.SIGKILL),
@@ -223,7 +219,7 @@ class SparkDriver:
     async def _retire(self, child: _Child) -> None:
         assert child.process.stdin is not None
         if child is self._child:
-            # Before it is stopped: a snapshot that comes now starts another driver instead of using
+            # Before it is stopped: a job that comes now starts another driver instead of using
             # a dying one.
             self._child = None
         # A busy or starting driver doesn't read its standard input, so it would not notice that it
@@ -250,13 +246,14 @@ def _deliver(child: _Child, message: driver_protocol.Message) -> None:
             tell(message["done"], message["tasks"])
         case "done" | "failed" as outcome:
             future = child.jobs.get(message["job"])
-            # The snapshot may have been cancelled while its answer was on its way.
+            # The job may have been cancelled while its answer was on its way.
             if future is None or future.done():
                 return
             if outcome == "done":
-                future.set_result(PlanTotals(message["chunks"], message["rows"]))
+                future.set_result(message["results"])
             else:
-                future.set_exception(SparkJobError(message["error"]))
+                kind = SparkTaskError if message["lasting"] else SparkJobError
+                future.set_exception(kind(message["error"]))
 
 
 async def _frames(process: asyncio.subprocess.Process) -> AsyncIterator[driver_protocol.Message]:

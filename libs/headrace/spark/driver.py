@@ -1,9 +1,8 @@
-"""Spark's driver in its own process: `python -m headrace.snapshot_responder.driver`, a child of the
-responder.
+"""Spark's driver in its own process: `python -m headrace.spark.driver`, a child of a service.
 
 Takes plans on standard input and answers on standard output (`driver_protocol`); logs and Spark's
 own output go to standard error. Ends when its input ends, and the JVM with it. No row passes
-through here: tasks return counts.
+through here: tasks return what they did.
 """
 
 from __future__ import annotations
@@ -23,19 +22,20 @@ from headrace import log as logs
 from headrace.embedded.java import java_for_spark
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, SnapshotSettings, load
-from headrace.snapshot_responder import driver_protocol
-from headrace.snapshot_responder.spark_progress import watched
+from headrace.spark import driver_protocol
+from headrace.spark.driver_protocol import SparkWork
+from headrace.spark.progress import watched
 
 log = logs.logger("spark-driver")
 
 ERROR_CHARS_MAX = 2000
 EXIT_JVM_LOST = 71
-_TASK_SCHEMA = "chunks long, rows long, error string"
+_TASK_SCHEMA = "task long, result binary, error string"
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Group)): (.+)$", re.MULTILINE)
 
 
 class SparkError(HeadraceError):
-    """Spark can't run a snapshot."""
+    """Spark can't run a job."""
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
         try:
             spark = _session(settings, Path(folder))
         except Exception as error:  # noqa: BLE001
-            # After any error, the responder must learn why there is no Spark.
+            # After any error, the service must learn why there is no Spark.
             answers.send({"op": "unusable", "error": describe(error)})
             return 1
         answers.send({"op": "ready", "version": spark.version})
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 class Answers:
-    """Sends frames to the responder, from any thread."""
+    """Sends frames to the service, from any thread."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -92,7 +92,7 @@ def _session(settings: Settings, folder: Path) -> Any:
         raise SparkError(
             "pyspark is not installed", remedy="pip install headrace[spark]"
         ) from error
-    builder = SparkSession.builder.appName("headrace-snapshots")
+    builder = SparkSession.builder.appName("headrace")
     if chosen.spark_remote:
         return _remote(builder, chosen.spark_remote)
     for name, value in local_configuration(chosen, folder).items():
@@ -149,21 +149,21 @@ def _stop(spark: Any) -> None:
 
 
 class Driver:
-    """Runs each plan in a thread, so that several share the session."""
+    """Runs each job in a thread, so that several share the session."""
 
     def __init__(self, spark: Any, answers: Answers) -> None:
         self._spark = spark
         self._answers = answers
 
     def serve(self, requests: BinaryIO) -> None:
-        """Until the responder closes the pipe, or is gone."""
+        """Until the service closes the pipe, or is gone."""
         for message in _frames(requests):
             if message["op"] == "run":
-                # A daemon, so that a plan that hangs does not keep the process when its input has
+                # A daemon, so that a job that hangs does not keep the process when its input has
                 # ended.
                 work = threading.Thread(
                     target=self._run,
-                    args=(message["job"], message["plan"]),
+                    args=(message["job"], _work(message)),
                     name=message["job"],
                     daemon=True,
                 )
@@ -171,17 +171,20 @@ class Driver:
             elif message["op"] == "cancel":
                 self._spark.interruptTag(message["job"])
 
-    def _run(self, job: str, plan: bytes) -> None:
+    def _run(self, job: str, work: SparkWork) -> None:
         try:
-            self._answers.send({"op": "done", "job": job, **self._totals(job, plan)})
+            results = self._results(job, work)
+            self._answers.send({"op": "done", "job": job, "results": results})
         except Exception as error:  # noqa: BLE001
-            # The responder judges any failure of a job.
+            # The service judges any failure of a job.
             self._exit_without_jvm(error)
-            self._answers.send({"op": "failed", "job": job, "error": describe(error)})
+            lasting = isinstance(error, SparkError)
+            answer = {"op": "failed", "job": job, "error": describe(error), "lasting": lasting}
+            self._answers.send(answer)
 
     def _exit_without_jvm(self, error: Exception) -> None:
-        """A session whose JVM is gone never recovers; the responder starts another and runs its
-        plans again.
+        """A session whose JVM is gone never recovers; the service starts another and runs its
+        jobs again.
         """
         # any failure of so simple a query means that no JVM answers
         with contextlib.suppress(Exception):
@@ -190,53 +193,44 @@ class Driver:
         log.error("jvm_lost", reason=type(error).__name__)
         os._exit(EXIT_JVM_LOST)
 
-    def _totals(self, job: str, plan: bytes) -> dict[str, int]:
+    def _results(self, job: str, work: SparkWork) -> list[bytes]:
         spark = self._spark
         spark.addTag(job)
         remote = bool(os.environ.get("SPARK_REMOTE"))
         if not remote:
-            # A pool for each: in a shared pool a snapshot would wait for all tasks of the one
-            # before.
-            spark.sparkContext.setLocalProperty("spark.scheduler.pool", job)
-        tasks = task_count(plan)
+            # A pool for each: in a shared pool a job would wait for all tasks of the one before.
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", work.pool)
+        numbers = spark.range(0, work.tasks, 1, work.tasks)
         with watched(spark, job, functools.partial(self._tell, job), remote=remote):
             # One partition for each task, so that Spark repeats a failed one without the others.
-            rows = spark.range(0, tasks, 1, tasks).mapInArrow(_mapper(plan), _TASK_SCHEMA).collect()
+            mapper = _mapper(work.function, work.plan)
+            rows = numbers.mapInArrow(mapper, _TASK_SCHEMA).collect()
         # Tasks return the errors that another attempt would not avoid: Spark would repeat a task
         # that raises.
         for row in rows:
             if row["error"]:
                 raise SparkError(row["error"])
-        return {
-            "chunks": sum(row["chunks"] for row in rows),
-            "rows": sum(row["rows"] for row in rows),
-        }
+        return [bytes(row["result"]) for row in sorted(rows, key=lambda row: row["task"])]
 
     def _tell(self, job: str, done: int, tasks: int) -> None:
         self._answers.send({"op": "progress", "job": job, "done": done, "tasks": tasks})
 
 
-def task_count(plan: bytes) -> int:
-    # Imported after the session, which therefore starts sooner.
-    from headrace.spark.plan import SnapshotPlan  # noqa: PLC0415
-
-    return len(SnapshotPlan.unpack(plan).tasks)
+def _work(message: driver_protocol.Message) -> SparkWork:
+    return SparkWork(message["function"], message["plan"], message["tasks"], message["pool"])
 
 
-def _mapper(plan: bytes) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _mapper(function: str, plan: bytes) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """The code that runs on the executors: imports inside, so that only the plan travels."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415  # see above
 
-        from headrace.snapshot_responder.task import run_task  # noqa: PLC0415  # see above
+        from headrace.spark.task import run_task  # noqa: PLC0415  # see above
 
         for batch in batches:
             for task in batch.column(0).to_pylist():
-                done = run_task(plan, task)
-                yield pa.RecordBatch.from_pylist(
-                    [{"chunks": done.chunks, "rows": done.rows, "error": done.error}]
-                )
+                yield pa.RecordBatch.from_pylist([run_task(function, plan, task)])
 
     return run
 
@@ -258,7 +252,7 @@ def _frames(stream: BinaryIO) -> Iterator[driver_protocol.Message]:
     while len(head := stream.read(driver_protocol.LENGTH.size)) == driver_protocol.LENGTH.size:
         (length,) = driver_protocol.LENGTH.unpack(head)
         body = stream.read(length)
-        # The responder ended in the middle of a message.
+        # The service ended in the middle of a message.
         if len(body) < length:
             return
         yield driver_protocol.unpack(body)
