@@ -20,6 +20,16 @@ _CATALOG_REMEDY = "Use sqlite:///path for a file of this machine, or postgresql:
 
 
 def check_lake(settings: Settings) -> None:
+    """Refuse settings with which no lake can be written."""
+    check_place(settings)
+    if not settings.archive.url:
+        raise SettingError(
+            "HEADRACE_ARCHIVE_URL is not set",
+            remedy="The lake is built from the archive: set it to another folder or bucket.",
+        )
+
+
+def check_place(settings: Settings) -> None:
     """Refuse settings that can't be a lake's."""
     lake = settings.lake
     if not lake.url:
@@ -29,11 +39,6 @@ def check_lake(settings: Settings) -> None:
         raise SettingError(
             f"HEADRACE_LAKE_URL={lake.url} is not the URL of a folder or a bucket",
             remedy=_LOCATIONS_REMEDY,
-        )
-    if not settings.archive.url:
-        raise SettingError(
-            "HEADRACE_ARCHIVE_URL is not set",
-            remedy="The lake is built from the archive: set it to another folder or bucket.",
         )
     if lake.catalog is None and scheme != "file":
         raise SettingError(

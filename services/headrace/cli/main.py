@@ -18,6 +18,7 @@ import typer
 from headrace.cli import outcome, service
 from headrace.cli.archive import commands as archive_commands
 from headrace.cli.audit import commands as audit_commands
+from headrace.cli.lake import commands as lake_commands
 from headrace.cli.mirror import commands as mirror_commands
 from headrace.cli.outcome import fail
 from headrace.cli.usage import HELP_NAMES, readable
@@ -396,6 +397,7 @@ def resume(slot: Slot = None) -> None:
 # In the order of the page: what newcomers need comes first, what containers run comes last.
 app.add_typer(mirror_commands.app)
 app.add_typer(archive_commands.app, rich_help_panel="The archive")
+app.add_typer(lake_commands.app, rich_help_panel="The lake")
 app.add_typer(audit_commands.app, rich_help_panel="The audit trail")
 app.command("replay", rich_help_panel="The archive")(archive_commands.replay)
 

@@ -21,6 +21,7 @@ _ORDER = (
     "Mirrors",
     "The audit trail",
     "The archive",
+    "The lake",
     "Setup and operation",
 )
 

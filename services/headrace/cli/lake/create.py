@@ -1,0 +1,93 @@
+"""`headrace lake init`: creates the catalog's tables and the folder, and checks that both can be
+written. Safe to repeat.
+"""
+
+from __future__ import annotations
+
+import secrets
+from itertools import islice
+
+from headrace.cli.lake.look import show
+from headrace.cli.lake.opened import chosen, is_missing, local_paths
+from headrace.cli.session import Screen
+from headrace.lake.catalog import Catalog
+from headrace.lake.errors import LakeError, LakeUnreachableError
+from headrace.lake.files import LakeFiles
+from headrace.lake.opening import open_catalog
+
+_CATALOG_FILE = "catalog.db"
+_NAMED_MAX = 3
+
+
+class ForeignPlaceError(LakeError):
+    """The place contains what no lake wrote."""
+
+    remedy = "Choose an empty folder or prefix for the lake."
+
+
+class UnwritableLakeError(LakeError):
+    """The place can't be written, read or cleaned."""
+
+    remedy = "Grant the credentials permission to write, read, list and delete objects there."
+
+
+def init(url: str | None, catalog: str | None, *, as_json: bool) -> None:
+    """Create what is missing, and say what there is."""
+    settings = chosen(url, catalog)
+    assert settings.lake.url is not None, "checked"
+    files = LakeFiles(settings.lake.url)
+    # First: neither an unwritable place nor a foreign one gets a catalog.
+    _try(files)
+    strange = _strange(files)
+    if strange and not all(path.exists() for path in local_paths(settings)):
+        raise _foreign(files, strange)
+    found = open_catalog(settings)
+    try:
+        if strange and not _knows(found, files):
+            raise _foreign(files, strange)
+        found.prepare()
+        tables = len(found.tables())
+    finally:
+        found.close()
+    if as_json:
+        show({"lake": files.root, "tables": tables})
+        return
+    screen = Screen()
+    screen.made("lake", files.root, "writable")
+    screen.made("catalog", type(found).__name__, f"ready, {tables} tables")
+
+
+def _try(files: LakeFiles) -> None:
+    """Write, read and remove a test object."""
+    name = files.location(f"headrace-test-{secrets.token_hex(8)}")
+    try:
+        files.put(name, b"test")
+        read = files.get(name)
+        files.delete([name])
+    except (OSError, LakeError) as error:
+        raise UnwritableLakeError(f"{files.root} can't be written: {error}") from error
+    if read != b"test":
+        raise UnwritableLakeError(f"{files.root} does not return what was just written")
+
+
+def _strange(files: LakeFiles) -> list[str]:
+    """Some of the objects that are there, besides a catalog."""
+    names = (location[len(files.root) + 1 :] for location, _, _ in files.walk(f"{files.root}/"))
+    return list(islice((name for name in names if not name.startswith(_CATALOG_FILE)), _NAMED_MAX))
+
+
+def _knows(catalog: Catalog, files: LakeFiles) -> bool:
+    """Whether a catalog has a table of this place."""
+    try:
+        locations = catalog.tables().values()
+    except LakeUnreachableError as error:
+        if is_missing(error):
+            return False
+        raise
+    return any(location.startswith(f"{files.root}/") for location in locations)
+
+
+def _foreign(files: LakeFiles, names: list[str]) -> ForeignPlaceError:
+    return ForeignPlaceError(
+        f"{files.root} is not empty, and the catalog has no table there: {', '.join(names)}"
+    )
