@@ -107,7 +107,7 @@ def write_rows(files: LakeFiles, folder: str, schema: Schema, rows: pa.Table) ->
 
 def write_positions(files: LakeFiles, folder: str, path: str, positions: Ints) -> DataFile:
     """Write the positions of a data file's deleted rows as a delete file."""
-    paths = pa.array([path] * len(positions), pa.string())
+    paths: Any = pa.repeat(path, len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions, pa.int64())], schema=_POSITIONS)
     sink = io.BytesIO()
     pq.write_table(

@@ -8,7 +8,7 @@ a draft that is given up.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from headrace.lake import data_files, locate
 from headrace.lake.columns import Column, Ints, whole
 from headrace.lake.files import LakeFiles
 from headrace.lake.locate import Needles
-from headrace.lake.snapshots import FileChanges, LiveFile, TableFiles
+from headrace.lake.snapshots import FileChanges, LiveFile, TableFiles, TableSnapshot
 
 # Waiting rows are written when they take this much memory.
 WAITING_BYTES_MAX = 64 << 20
@@ -122,8 +122,15 @@ class TableDraft:
     """The next snapshot of a table."""
 
     def __init__(
-        self, files: LakeFiles, folder: str, table: TableFiles, cache: ColumnCache, schema: Schema
+        self,
+        files: LakeFiles,
+        folder: str,
+        table: TableFiles,
+        cache: ColumnCache,
+        schema: Schema,
+        deleted: Mapping[str, Ints] | None = None,
     ) -> None:
+        """`deleted` are positions in delete files of the current snapshot, as far as known."""
         self._files = files
         self._folder = folder
         self._table = table
@@ -133,7 +140,7 @@ class TableDraft:
         self._removed: set[str] = set()
         self._deleted: dict[str, list[Ints]] = {}
         # Positions in delete files of the current snapshot, read when needed.
-        self._known_deleted: dict[str, Ints] = {}
+        self._known_deleted: dict[str, Ints] = dict(deleted or {})
         self._shared: dict[str, Ints] | None = None
         self._waiting: list[_Waiting] = []
         # Positions that the process before deleted, if this continues its draft.
@@ -300,6 +307,18 @@ class TableDraft:
                 values[code] = column[row] if len(column) else None
         return values
 
+    def next(self, table: TableSnapshot) -> TableDraft:
+        """The draft that follows when this one, which is finished, has become a snapshot."""
+        kept = {
+            path: positions
+            for path, positions in self._known_deleted.items()
+            if path in table.files.data
+        }
+        metadata = table.metadata
+        return TableDraft(
+            self._files, metadata.location, table.files, self._cache, metadata.schema(), kept
+        )
+
     def write_waiting(self) -> None:
         """Write the waiting rows that still exist as a data file."""
         living = [each.rows.filter(pa.array(each.lives)) for each in self._waiting]
@@ -315,7 +334,9 @@ class TableDraft:
         self.write_waiting()
         changes = FileChanges(list(self._added.values()), set(self._removed))
         for path in self._deleted:
-            positions = np.unique(self.deleted(path))
+            # No position is in it twice: deleted rows are not found again.
+            positions = np.sort(self.deleted(path))
+            self._known_deleted[path] = positions
             if path in self._added and len(positions) == self._added[path].record_count:
                 # Every row of a new file is gone again: nothing refers to it.
                 changes.added.remove(self._added[path])

@@ -409,6 +409,7 @@ class LakeWriter:
             followed.pointer = followed.snapshot.location
             if name in written:
                 self._follow(followed.table, written[name])
+                self._followed[name].draft = followed.draft.next(written[name])
         self._dropped.clear()
         self.last_cut = cut
         return cut

@@ -52,6 +52,9 @@ BATCH_FILES_MAX = 256
 BATCH_ROWS_MAX = 1_000_000
 # A table that could not be copied is tried again after this time.
 PARKED_S = 60.0
+# While the lake is behind, cuts take a fifth of its time; there is one at least this often.
+BACKLOG_CUTS = 4
+BACKLOG_S_MAX = 30.0
 _APPLICATION = "headrace lake"
 
 
@@ -99,6 +102,10 @@ class Follower:
         self._commit_us: int | None = None
         self._whole = True
         self._cut_at = 0.0
+        # The duration of the last cut.
+        self._cut_s = 0.0
+        # Whether the archive may have more files.
+        self._behind = False
         self._tables_at = 0.0
         self._wanted: dict[TableName, int] = {}
         # Tables that left the publication, and from which LSN on.
@@ -113,7 +120,8 @@ class Follower:
         while not self._scope.stopping.is_set():
             await self._reconcile(writer)
             await self._copy(writer)
-            if not await self._step(writer):
+            self._behind = await self._step(writer)
+            if not self._behind:
                 self._scope.health.started()
                 await self._scope.pause(POLL_S)
             self._leave(writer)
@@ -366,6 +374,9 @@ class Follower:
         since = time.monotonic() - self._cut_at
         moved = writer.last_cut is None or self._lsn > writer.last_cut.lsn
         interval_s = self._settings.lake.flush_interval_s
+        if self._behind:
+            # A backlog is applied faster by fewer and larger cuts.
+            interval_s = max(interval_s, min(BACKLOG_CUTS * self._cut_s, BACKLOG_S_MAX))
         return (moved or writer.changed) and since >= interval_s
 
     async def _cut(self, writer: LakeWriter) -> None:
@@ -378,10 +389,11 @@ class Follower:
             writer.cut, self._lsn, self._ordinal, self._next_id - 1, self._commit_us
         )
         self._cut_at = time.monotonic()
+        self._cut_s = self._cut_at - started
         self.progressed = True
         stats = self._scope.health.stats
         stats.count("lake_cuts")
-        stats.observe("lake_cut_seconds", self._cut_at - started)
+        stats.observe("lake_cut_seconds", self._cut_s)
         stats.set("lake_lsn", cut.lsn)
         await self._requested.settle(cut)
         log.info("cut", number=cut.number, lsn=format_lsn(cut.lsn), tables=len(cut.tables))
