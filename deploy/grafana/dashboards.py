@@ -499,6 +499,69 @@ ARCHIVE = Dashboard(
     ),
 )
 
+LAKE = Dashboard(
+    "headrace-lake",
+    "Headrace: lake (lake-writer)",
+    (
+        *_process("lake-writer"),
+        Panel(
+            "Age of the oldest archive file that no cut shows",
+            "s",
+            {"{{source}}": _of("headrace_lake_lag_seconds")},
+        ),
+        Panel(
+            "Log between the last cut and its end",
+            "bytes",
+            {"{{source}}": _of("headrace_lake_lag_bytes")},
+        ),
+        Panel("Changes applied", "ops", {"{{source}}": _rate("headrace_lake_rows_total")}),
+        Panel("Cuts", "ops", {"{{source}}": _rate("headrace_lake_cuts_total")}),
+        Panel(
+            "Duration of a cut",
+            "s",
+            {
+                f"p{share:g}": _quantile(share / 100, "headrace_lake_cut_seconds")
+                for share in (50, 99)
+            },
+        ),
+        Panel(
+            "Files",
+            "short",
+            {
+                "data {{source}}": _of("headrace_lake_data_files"),
+                "deletes {{source}}": _of("headrace_lake_delete_files"),
+            },
+        ),
+        Panel(
+            "Deleted share of the rows in data files",
+            "percentunit",
+            {"{{source}}": _of("headrace_lake_deleted_ratio")},
+            "Queries read deleted rows, too. Compaction removes them.",
+        ),
+        Panel(
+            "Archive files that no cut shows",
+            "short",
+            {"{{source}}": _of("headrace_lake_behind_files")},
+        ),
+        Panel(
+            "Tables, parked tables, copies, recoveries",
+            "short",
+            {
+                "tables": _of("headrace_lake_tables"),
+                "copies": _rare("headrace_lake_copies_total"),
+                "parked": _of("headrace_lake_parked_tables"),
+                "recoveries": _rare("headrace_lake_recoveries_total"),
+            },
+        ),
+        Panel(
+            "Rows of the current or last copy",
+            "short",
+            {"{{source}}": f"{_of('headrace_lake_copied_rows')} or on () vector(0)"},
+        ),
+        Panel("Last cut shows", "short", {"{{source}}": _of("headrace_lake_lsn")}),
+    ),
+)
+
 AUDIT = Dashboard(
     "headrace-audit",
     "Headrace: audit trail (audit-writer)",
@@ -630,6 +693,7 @@ DASHBOARDS = (
     SLOT,
     JETSTREAM,
     ARCHIVE,
+    LAKE,
     AUDIT,
     MIRROR,
 )

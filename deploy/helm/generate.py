@@ -30,6 +30,8 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "nats.url": {"pattern": r"^$|^((nats|tls|ws|wss)://[^,\s]+)(,(nats|tls|ws|wss)://[^,\s]+)*$"},
     "spark.remote": {"pattern": "^$|^sc://"},
     "archive.url": {"pattern": "^$|^(s3|gs|az)://"},
+    "lake.url": {"pattern": "^$|^(s3|gs|az)://"},
+    "lake.catalogPort": {"minimum": 1, "maximum": 65535},
     "audit.port": {"minimum": 0, "maximum": 65535},
     "audit.schema": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,39}$"},
     "audit.table": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,39}$"},
@@ -61,6 +63,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "slots": {"type": "array", "minItems": 1, "items": _SLOT},
     "imagePullSecrets": _STRINGS,
     "archive.secrets": _STRINGS,
+    "lake.secrets": _STRINGS,
     "audit.settings": _AUDIT_SETTINGS,
     "mirror.tables": _STRINGS,
     "networkPolicy.egressPorts": {

@@ -16,7 +16,7 @@ WHERE NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = name) \gexec
 ALTER ROLE headrace_reader LOGIN REPLICATION NOINHERIT CONNECTION LIMIT 10 PASSWORD :'reader_password';
 -- publisher, schema-publisher, archiver, audit-writer, telemetry: the catalog and the slot's state, which every role may read.
 ALTER ROLE headrace_catalog LOGIN NOINHERIT CONNECTION LIMIT 20 PASSWORD :'catalog_password';
--- snapshot-responder and its tasks: a temporary slot for the exact LSN, and SELECT on tables that may be copied.
+-- snapshot-responder and its tasks, lake-writer: a temporary slot for the exact LSN, and SELECT on tables that may be copied.
 ALTER ROLE headrace_snapshot LOGIN REPLICATION CONNECTION LIMIT 50 PASSWORD :'snapshot_password';
 ALTER ROLE headrace_snapshot SET default_transaction_read_only = on;
 -- audit-writer: the trail, in a separate schema that no other role can read unless you grant it.
@@ -27,7 +27,7 @@ SELECT format('GRANT CONNECT ON DATABASE %I TO headrace_reader, headrace_catalog
     ' headrace_audit', current_database())
 \gexec
 
--- The tables that consumers may request snapshots of. For other schemas, repeat these lines with their name. For tables
+-- The tables that consumers may request snapshots of, and that a lake may contain. For other schemas, repeat these lines with their name. For tables
 -- that another role creates later, use ALTER DEFAULT PRIVILEGES FOR ROLE <that role>.
 GRANT USAGE ON SCHEMA public TO headrace_snapshot;
 GRANT SELECT ON ALL TABLES IN SCHEMA public TO headrace_snapshot;

@@ -122,6 +122,10 @@ DRILLS = {
         23,
     ),
     "HeadraceAuditGap": one_more("headrace_audit_gaps_total"),
+    "HeadraceLakeBehind": gauge('headrace_lake_lag_seconds{source="s"}', 400, 3, 9),
+    "HeadraceLakeRecovering": counted("headrace_lake_recoveries_total"),
+    "HeadraceLakeTableParked": gauge('headrace_lake_parked_tables{source="s"}', 1, 0),
+    "HeadraceLakeDeletedRows": gauge('headrace_lake_deleted_ratio{source="s"}', 0.6, 0.3, 75),
     # Quiet: a target that was never there, since nobody runs a mirror.
     "HeadraceMirrorStopped": Drill({MIRROR: "1+0x60 0+0x60"}, {MIRROR: "0+0x120"}, 75),
     "HeadraceMirrorBehind": gauge('headrace_mirror_behind_seconds{source="s"}', 90, 3, 9),
@@ -185,6 +189,8 @@ def fires(tmp_path: Path, name: str, series: dict[str, str], minutes: int) -> bo
         ("mirror", 300, True),
         ("archiver", 300, False),
         ("archiver", 600, True),
+        ("lake-writer", 600, False),
+        ("lake-writer", 1600, True),
         ("snapshot-responder", 600, False),
     ],
 )
@@ -195,14 +201,15 @@ def test_memory_is_judged_by_what_a_service_needs(
     assert fires(tmp_path, "HeadraceMemoryHigh", series, 15) is told
 
 
+@pytest.mark.parametrize("service", ["mirror", "lake-writer"])
 @pytest.mark.parametrize(("part", "told"), [("start", False), ("stream", True), ("nats", True)])
-def test_a_mirror_that_copies_is_no_finding_and_one_that_waits_is(
-    tmp_path: Path, part: str, told: bool
+def test_copying_tables_is_no_finding_and_waiting_is(
+    tmp_path: Path, service: str, part: str, told: bool
 ) -> None:
-    mirror = 'source="s",service="mirror"'
+    labels = f'source="s",service="{service}"'
     series = {
-        f"headrace_ready{{{mirror}}}": "0+0x30",
-        f'headrace_not_ready{{{mirror},part="{part}"}}': "1+0x30",
+        f"headrace_ready{{{labels}}}": "0+0x30",
+        f'headrace_not_ready{{{labels},part="{part}"}}': "1+0x30",
     }
     assert fires(tmp_path, "HeadraceServiceNotReady", series, 9) is told
 

@@ -23,7 +23,7 @@ from tests.chart.deployment import MIRROR_PORT, SUITE
 ROLES = ROOT / "deploy/postgres/roles.sql"
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 SECOND = tuple(f"{name}-2" for name in ("init", *SUITE))
-OURS = (*SUITE, "archiver", "audit-writer", "mirror", "init", *SECOND)
+OURS = (*SUITE, "archiver", "audit-writer", "lake-writer", "mirror", "init", *SECOND)
 # libpq's, of the mirror's target.
 LIBPQ = {"PGPASSWORD"}
 
@@ -77,8 +77,8 @@ def test_every_variable_is_a_setting_with_a_value_it_may_have(service: Service) 
 
 @pytest.mark.parametrize("name", [name for name in OURS if kind(name) != "init"])
 def test_every_probe_asks_the_port_and_path_of_its_service(name: str) -> None:
-    # A mirror's bootstrap may take hours, in which there is nothing wrong with it.
-    path = "livez" if name == "mirror" else "readyz"
+    # Copying tables may take hours, in which there is nothing wrong with a mirror or a lake.
+    path = "livez" if name in {"mirror", "lake-writer"} else "readyz"
     assert f"http://127.0.0.1:{port_of(name)}/{path}'" in services()[name].probe[-1]
 
 
@@ -183,8 +183,8 @@ def test_a_new_volume_belongs_to_the_images_user() -> None:
         for service in ours()
         for volume in service.body.get("volumes", [])
     ]
-    assert sorted(mounted) == ["/archive", "/mirror"]
-    assert 'install -d -o 65532 -g 65532 "$root/archive" "$root/mirror"' in rootfs
+    assert sorted(mounted) == ["/archive", "/archive", "/lake", "/mirror"]
+    assert 'install -d -o 65532 -g 65532 "$root/archive" "$root/lake" "$root/mirror"' in rootfs
 
 
 def test_every_service_waits_for_what_exists() -> None:
@@ -231,7 +231,7 @@ def test_the_image_runs_what_compose_and_chart_give_it() -> None:
     assert {service.body["build"]["target"] for service in ours()} <= set(targets)
     # The last stage is what a build without a target makes.
     assert targets[-1] == "core"
-    for stage in re.split(r"^FROM ", text, flags=re.MULTILINE)[-3:]:
+    for stage in re.split(r"^FROM ", text, flags=re.MULTILINE)[-4:]:
         assert "USER 65532:65532" in stage
         assert 'ENTRYPOINT ["/usr/bin/python3", "-m", "headrace.cli"]' in stage
         assert "HEADRACE_HTTP_HOST=0.0.0.0" in stage

@@ -84,10 +84,12 @@ async def watched(
     async with contextlib.AsyncExitStack() as stack:
         archive = tmp_path_factory.mktemp("archive")
         mirror = tmp_path_factory.mktemp("mirror")
-        for folder in (archive, mirror):
+        lake = tmp_path_factory.mktemp("lake")
+        for folder in (archive, lake, mirror):
             folder.chmod(0o777)
         place = {
             "HEADRACE_ARCHIVE_URL": archive.as_uri(),
+            "HEADRACE_LAKE_URL": lake.as_uri(),
             "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db",
         }
         suite = await stack.enter_async_context(
@@ -95,7 +97,7 @@ async def watched(
         )
         await execute(suite, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
         await suite.set_up()
-        services = (*SUITE, "archiver", "audit-writer")
+        services = (*SUITE, "archiver", "audit-writer", "lake-writer")
         for name in services:
             await suite.start(name)
         await suite.ready(*services)

@@ -171,6 +171,33 @@ def test_of_several_slots_each_has_an_archive_and_a_trail_of_its_own() -> None:
         assert set(told.exclude) == set(wanted.split(","))
 
 
+def test_of_several_slots_each_has_a_lake_with_its_rights() -> None:
+    everything = CHART / "ci/everything.yaml"
+    for slot, name in (("orders_slot", "orders-slot"), ("people", "people")):
+        container = container_of(everything, f"{name}-lake-writer")
+        lake = load(values_of(container))
+        assert lake.lake.url == f"s3://bucket/lake/{slot}"
+        assert lake.archive.url == f"s3://bucket/log/{slot}"
+        secrets = {
+            entry["name"]: entry["valueFrom"]["secretKeyRef"]["name"]
+            for entry in container["env"]
+            if "valueFrom" in entry
+        }
+        assert secrets["HEADRACE_LAKE_CATALOG"] == "lake-catalog"
+        assert secrets["POSTGRES_BRIDGE_USER"] == "headrace-postgres-snapshot"
+        assert secrets["NATS_BRIDGE_USER"] == "headrace-nats-lake-writer"
+        stores = [entry["secretRef"]["name"] for entry in container["envFrom"]]
+        assert stores == ["archive-store", "lake-store"]
+    policy = next(of_kind(everything, "NetworkPolicy"))["spec"]["egress"][1]["ports"]
+    assert 5434 in {entry["port"] for entry in policy}
+
+
+def test_a_lake_without_an_archive_is_refused() -> None:
+    done = with_values("lake.url=s3://bucket/lake", "archive.url=")
+    assert done.returncode != 0
+    assert "lake.url needs archive.url" in done.stderr
+
+
 def test_a_mirror_is_one_for_all_slots_and_its_password_is_no_argument() -> None:
     everything = CHART / "ci/everything.yaml"
     mirrors = [container for name, _, container in pods(everything) if name.endswith("-mirror")]
@@ -229,6 +256,7 @@ def test_a_standby_does_not_hold_up_an_upgrade() -> None:
         "slots[0].publication=",
         "settings.HEADRACE.x=1",
         "archive.url=file:///tmp",
+        "lake.url=file:///tmp",
         "audit.schema=no-name",
         "mirror.to=sqlite:///copy.db",
         "nonsense=1",

@@ -16,7 +16,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-IMAGES = {"core": (), "archive": ("archive",), "spark": ("archive", "spark")}
+IMAGES = {
+    "core": (),
+    "archive": ("archive",),
+    "lake": ("archive", "lake"),
+    "spark": ("archive", "lake", "spark"),
+}
 
 
 def ran(script: str, *extras: str) -> str:

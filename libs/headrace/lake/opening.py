@@ -40,12 +40,12 @@ def check_place(settings: Settings) -> None:
             f"HEADRACE_LAKE_URL={lake.url} is not the URL of a folder or a bucket",
             remedy=_LOCATIONS_REMEDY,
         )
-    if lake.catalog is None and scheme != "file":
+    if not lake.catalog and scheme != "file":
         raise SettingError(
             "HEADRACE_LAKE_CATALOG is not set",
             remedy=f"A lake in a bucket needs a catalog. {_CATALOG_REMEDY}",
         )
-    if lake.catalog is not None and _scheme(lake.catalog) not in {
+    if lake.catalog and _scheme(lake.catalog) not in {
         "sqlite",
         "postgresql",
         "postgres",
@@ -60,7 +60,7 @@ def check_place(settings: Settings) -> None:
 def open_catalog(settings: Settings) -> Catalog:
     """The lake's catalog; the settings have been checked."""
     url = settings.lake.catalog
-    if url is None:
+    if not url:
         return SqliteCatalog(Path(unquote(urlsplit(settings.lake.url or "").path)) / "catalog.db")
     if _scheme(url) == "sqlite":
         return SqliteCatalog(Path(url.removeprefix("sqlite://")))

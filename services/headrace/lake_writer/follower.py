@@ -115,6 +115,11 @@ class Follower:
         self._parked: dict[TableName, float] = {}
         self.progressed = False
 
+    @property
+    def last_cut(self) -> Cut | None:
+        """The last cut, once it has been read."""
+        return self._writer.last_cut if self._writer is not None else None
+
     async def run(self) -> None:
         writer = await self._begin()
         while not self._scope.stopping.is_set():
@@ -160,10 +165,12 @@ class Follower:
         while not self._scope.stopping.is_set():
             found = await self._reader.list(FIRST_ID)
             file = await self._reader.get(found[-1].id) if found else None
+            mark = ArchiveMark.of(await self._mark.read())
+            if file is not None or mark.lsn:
+                self._scope.health.unblock("archive")
             if file is not None:
                 info = file.info
                 return Source(slot, info.system_id, info.timeline, info.archive)
-            mark = ArchiveMark.of(await self._mark.read())
             if mark.lsn:
                 return Source(slot, "", 0, mark.archive)
             self._scope.health.block("archive", "the archive is empty")
@@ -262,7 +269,10 @@ class Follower:
                 self._renamed[before] = name
         for name in writer.tables.keys() - self._wanted.keys():
             self._leaving.setdefault(name, lsn)
+        rows = sum(each.files.rows for each in writer.snapshots.values())
+        deleted = sum(each.files.deleted_rows for each in writer.snapshots.values())
         self._scope.health.stats.set("lake_tables", len(writer.tables))
+        self._scope.health.stats.set("lake_deleted_ratio", deleted / max(1, rows))
 
     async def _published(self) -> tuple[dict[TableName, int], int]:
         settings = self._settings

@@ -18,10 +18,12 @@ from headrace.archive.mark import mark_key
 from headrace.archive.store import Store
 from headrace.errors import describe
 from headrace.jetstream.state import Cell
+from headrace.lake.catalog import Cut
 from headrace.lake.files import LakeFiles
 from headrace.lake.opening import check_lake, open_catalog
 from headrace.lake_writer.engines import chosen_engine
 from headrace.lake_writer.follower import Follower, Places
+from headrace.lake_writer.lag import Lag
 from headrace.lake_writer.rewrites import Rewrites
 from headrace.lake_writer.upkeep import Upkeep
 from headrace.process.leased import run_leased
@@ -71,6 +73,10 @@ async def _work(
         log.warning("lake_recovery", reason=describe(error))
         return follower is not None and follower.progressed
 
+    def last_cut() -> Cut | None:
+        return None if follower is None else follower.last_cut
+
+    scope.spawn("lag", Lag(settings, last_cut).follow(scope))
     try:
         await follow_on(scope, client, follow, failed)
     finally:

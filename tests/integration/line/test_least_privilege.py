@@ -28,11 +28,12 @@ from headrace.jetstream.object_store import ObjectStore
 from headrace.testing.process import command
 from headrace.testing.servers import SessionServers
 from tests.chart.deployment import SUITE, Deployment, deployed
+from tests.oracle.lake import ForeignLake
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 SLOT = "headrace"
-ALL = (*SUITE, "archiver", "audit-writer")
+ALL = (*SUITE, "archiver", "audit-writer", "lake-writer")
 INBOX = "_INBOX_consumer"
 PATIENCE_S = 60.0
 INTERNAL = ("frames", "control", "stop", "stats.publisher", "doctor", "snapshot.x")
@@ -42,10 +43,12 @@ INTERNAL = ("frames", "control", "stop", "stats.publisher", "doctor", "snapshot.
 async def suite(
     session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Deployment]:
-    """All five services, the archiver and the audit-writer, ready, on a table of one row."""
+    """All services except the mirror, ready, on a table of one row."""
     (archive := tmp_path_factory.mktemp("archive")).chmod(0o777)
+    (lake := tmp_path_factory.mktemp("lake")).chmod(0o777)
     (mirror := tmp_path_factory.mktemp("mirror")).chmod(0o777)
     places = {
+        "HEADRACE_LAKE_URL": lake.as_uri(),
         "HEADRACE_ARCHIVE_URL": archive.as_uri(),
         "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db",
     }
@@ -225,6 +228,18 @@ async def test_the_archiver_archives_with_its_own_rights(suite: Deployment) -> N
     async with asyncio.timeout(PATIENCE_S):
         while not any(path.is_file() and path.stat().st_size for path in folder.rglob("*")):  # noqa: ASYNC110, ASYNC240  # files give no event
             await asyncio.sleep(0.2)
+
+
+async def test_the_lake_is_written_with_its_own_rights(suite: Deployment) -> None:
+    lake = ForeignLake(Path(suite.more["HEADRACE_LAKE_URL"].removeprefix("file://")))
+    await execute(suite, "INSERT INTO orders VALUES (31, 'in the lake')")
+    async with asyncio.timeout(PATIENCE_S):
+        while not await asyncio.to_thread(in_the_lake, lake):  # noqa: ASYNC110  # a file tells nobody
+            await asyncio.sleep(0.3)
+
+
+def in_the_lake(lake: ForeignLake) -> bool:
+    return lake.cut() is not None and (31, "in the lake") in lake.rows("public.orders", "id, what")
 
 
 async def test_every_health_check_of_compose_passes(suite: Deployment) -> None:

@@ -93,6 +93,16 @@ capabilities: {drop: [ALL]}
 {{- if gt (len .root.Values.slots) 1 }}{{ $url }}/{{ .slot.name }}{{ else }}{{ $url }}{{ end }}
 {{- end }}
 
+{{/* The lake-writer's environment, in addition to the suite's. Suites share the catalog: their tables differ. */}}
+{{- define "headrace.lakeEnvironment" -}}
+{{- $lake := .root.Values.lake }}
+{{- $url := $lake.url | trimSuffix "/" }}
+{{- if gt (len .root.Values.slots) 1 }}{{ $url = printf "%s/%s" $url .slot.name }}{{ end }}
+- {name: HEADRACE_LAKE_URL, value: {{ $url | quote }}}
+- name: HEADRACE_LAKE_CATALOG
+  valueFrom: {secretKeyRef: {name: {{ $lake.catalogSecret | quote }}, key: url}}
+{{- end }}
+
 {{/* Each trail has one source. */}}
 {{- define "headrace.auditTable" -}}
 {{- $table := .root.Values.audit.table -}}
@@ -126,7 +136,7 @@ capabilities: {drop: [ALL]}
 {{/* The values of one service. */}}
 {{- define "headrace.given" -}}
 {{- $values := .root.Values -}}
-{{- $optional := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) -}}
+{{- $optional := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) "lake-writer" $values.lake -}}
 {{- index (merge (dict) $optional $values.services) .name | toYaml }}
 {{- end }}
 
@@ -181,6 +191,10 @@ schema-publisher: {port: 9094, variant: "", postgres: {{ $values.postgres.secret
 telemetry: {port: 9090, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
 {{- if $values.archive.url }}
 archiver: {port: 9095, variant: -archive, postgres: {{ $values.postgres.secrets.catalog | quote }}}
+{{- end }}
+{{- if $values.lake.url }}
+{{- if not $values.archive.url }}{{ fail "lake.url needs archive.url: the lake is made from the archive" }}{{ end }}
+lake-writer: {port: 9097, variant: -lake, postgres: {{ $values.postgres.secrets.snapshot | quote }}}
 {{- end }}
 {{- if $values.audit.enabled }}
 audit-writer: {port: 9096, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
