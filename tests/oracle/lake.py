@@ -8,9 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import duckdb
+import psycopg
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
 
 
 def connect() -> duckdb.DuckDBPyConnection:
@@ -32,6 +35,14 @@ class LakeCut:
     number: int
     lsn: int
     tables: dict[str, int]
+
+
+class ReadableLake(Protocol):
+    """A lake as another engine reads it."""
+
+    def cut(self) -> LakeCut | None: ...
+    def locations(self) -> dict[str, str]: ...
+    def rows(self, table: str, columns: str = "*", location: str | None = None) -> list[Any]: ...
 
 
 class ForeignLake:
@@ -75,3 +86,56 @@ class ForeignLake:
                 if "no such table" in str(error):
                     return []
                 raise
+
+
+class BucketLake:
+    """Reads a lake in a bucket with its catalog in PostgreSQL: PyIceberg reads, over S3."""
+
+    def __init__(self, catalog_url: str, properties: dict[str, str]) -> None:
+        self._url = catalog_url
+        self._catalog = SqlCatalog(
+            "headrace",
+            uri=catalog_url.replace("postgresql:", "postgresql+psycopg:"),
+            **properties,
+        )
+        self._duckdb = duckdb.connect()
+
+    def cut(self) -> LakeCut | None:
+        """The last cut."""
+        rows = self._query("SELECT cut, lsn, tables FROM headrace_cuts ORDER BY cut DESC LIMIT 1")
+        return next((LakeCut(cut, lsn, json.loads(tables)) for cut, lsn, tables in rows), None)
+
+    def locations(self) -> dict[str, str]:
+        """Each table's metadata, as PyIceberg's catalog lists and loads them."""
+        names = [
+            name
+            for namespace in self._catalog.list_namespaces()
+            for name in self._catalog.list_tables(namespace)
+        ]
+        return {".".join(name): self._catalog.load_table(name).metadata_location for name in names}
+
+    def rows(self, table: str, columns: str = "*", location: str | None = None) -> list[Any]:
+        """A table's rows, by a select list of DuckDB over what PyIceberg has read."""
+        loaded = self._catalog.load_table(table)
+        assert location in {None, loaded.metadata_location}
+        found = loaded.scan().to_arrow()
+        self._duckdb.register("found", found)
+        return self._duckdb.execute(f"SELECT {columns} FROM found").fetchall()
+
+    def create(self, table: str, location: str, rows: pa.Table) -> None:
+        """A table that PyIceberg makes."""
+        self._catalog.create_namespace_if_not_exists(table.split(".", maxsplit=1)[0])
+        made = self._catalog.create_table(table, rows.schema, location)
+        made.append(rows)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._catalog.close()
+        self._duckdb.close()
+
+    def _query(self, query: str) -> list[Any]:
+        with psycopg.connect(self._url) as database:
+            try:
+                return database.execute(query).fetchall()
+            except psycopg.errors.UndefinedTable:
+                return []

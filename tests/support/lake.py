@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.testing.database import Database
 from headrace.testing.suite import Suite
-from tests.oracle.lake import ForeignLake
+from tests.oracle.lake import ReadableLake
 from tests.support.archiving import Archiving
 
 SERVICES = ("wal-reader", "publisher", "archiver", "lake-writer")
@@ -37,7 +37,7 @@ def lake_environment(archiving: Archiving, folder: Path, **more: str) -> dict[st
 
 
 async def reached(
-    lake: ForeignLake, database: Database, suite: Suite, timeout_s: float = 60.0
+    lake: ReadableLake, database: Database, suite: Suite, timeout_s: float = 60.0
 ) -> None:
     """Wait until a cut shows everything that is committed now."""
     lsn = await database.fetchval("SELECT pg_logical_emit_message(false, 'test', '') - '0/0'")
@@ -53,7 +53,7 @@ async def reached(
         await asyncio.sleep(0.1)
 
 
-async def became_same(lake: ForeignLake, database: Database, suite: Suite) -> list[str]:
+async def became_same(lake: ReadableLake, database: Database, suite: Suite) -> list[str]:
     """How lake and source differ, once a cut shows what is committed now; what only the catalog
     shows is noticed a little later.
     """
@@ -66,7 +66,7 @@ async def became_same(lake: ForeignLake, database: Database, suite: Suite) -> li
         await asyncio.sleep(0.3)
 
 
-async def same_rows(lake: ForeignLake, database: Database) -> list[str]:
+async def same_rows(lake: ReadableLake, database: Database) -> list[str]:
     """How the lake's tables differ from the source's, as texts; empty if they don't."""
     wrong = []
     tables = [row[0] for row in await database.fetch(_TABLES)]

@@ -1,25 +1,43 @@
 """The lake's files in a folder or a bucket, by their whole locations. Blocking.
 
 Promises that a local file is on disk when `put` returns, and that `put` never overwrites: every
-name contains a random part. Translates the store's errors.
+name contains a random part, and a store that knows conditions refuses a name that is taken.
+Translates the store's errors.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
+from obstore import exceptions
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
 from headrace.archive.store import FAILURES, open_store
 from headrace.lake.errors import LakeError, LakeUnreachableError
 
 TIMEOUT_S = 60.0
+# Larger objects are uploaded in parts, each with a time limit of its own.
+PART_BYTES = 64 << 20
+_DENIED = (
+    PermissionError,
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+)
+_NO_BUCKET = "<Code>NoSuchBucket</Code>"
+_ANSWER = re.compile(r"<Code>(.*?)</Code>(?:\s*<Message>(.*?)</Message>)?", re.DOTALL)
+_LOCATION_REMEDY = "Check HEADRACE_LAKE_URL and the network."
+_BUCKET_REMEDY = "Create the bucket, or correct HEADRACE_LAKE_URL."
+_CREDENTIALS_REMEDY = (
+    "Check the credentials for HEADRACE_LAKE_URL (for S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
+    "and AWS_REGION): they must permit it to list, read, write and delete."
+)
 
 
 class LakeFiles:
@@ -27,7 +45,12 @@ class LakeFiles:
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self.root = url.rstrip("/")
-        self._store = open_store(url, {}, timeout_s)
+        try:
+            self._store = open_store(url, {}, timeout_s)
+        except FAILURES as error:
+            raise LakeError(
+                f"the lake {url} can't be opened: {_reason(error)}", remedy=_LOCATION_REMEDY
+            ) from error
         parts = urlsplit(url)
         self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
 
@@ -35,16 +58,27 @@ class LakeFiles:
         """The whole location of a name below the root."""
         return f"{self.root}/{name}"
 
+    def contains(self, location: str) -> bool:
+        """Whether a location is below the root."""
+        return location.startswith(f"{self.root}/")
+
     def put(self, location: str, data: bytes | memoryview) -> None:
         """Write a new file; on disk when this returns."""
         name = self._name(location)
         try:
             if self._folder is None:
-                obstore.put(self._store, name, bytes(data), use_multipart=len(data) > 64 << 20)
+                self._put_object(name, data)
             else:
                 _write_synced(self._folder / name, data)
         except FAILURES as error:
-            raise LakeUnreachableError(f"{location} can't be written: {error}") from error
+            raise _failure(location, "written", error) from error
+
+    def _put_object(self, name: str, data: bytes | memoryview) -> None:
+        if len(data) > PART_BYTES:
+            # Stores offer no condition for uploads in parts; the name's random part is unique.
+            obstore.put(self._store, name, bytes(data), use_multipart=True)
+        else:
+            obstore.put(self._store, name, bytes(data), mode="create", use_multipart=False)
 
     def get(self, location: str) -> bytes:
         """A file's content."""
@@ -54,19 +88,21 @@ class LakeFiles:
                 return (self._folder / name).read_bytes()
             return bytes(obstore.get(self._store, name).bytes())
         except FileNotFoundError as error:
+            if _NO_BUCKET in str(error):
+                raise _failure(location, "read", error) from error
             raise LakeError(
                 f"{location} is missing",
                 remedy="Restore it, or copy the table again with `headrace lake backfill`.",
             ) from error
         except FAILURES as error:
-            raise LakeUnreachableError(f"{location} can't be read: {error}") from error
+            raise _failure(location, "read", error) from error
 
     def size(self, location: str) -> int:
         """A file's size in bytes."""
         try:
             return int(obstore.head(self._store, self._name(location))["size"])
         except FAILURES as error:
-            raise LakeUnreachableError(f"{location} can't be read: {error}") from error
+            raise _failure(location, "read", error) from error
 
     def delete(self, locations: list[str]) -> None:
         """Remove files; it is no error if one doesn't exist."""
@@ -76,7 +112,7 @@ class LakeFiles:
             except FileNotFoundError:
                 continue
             except FAILURES as error:
-                raise LakeUnreachableError(f"{location} can't be removed: {error}") from error
+                raise _failure(location, "removed", error) from error
 
     def walk(self, below: str) -> Iterator[tuple[str, int, float]]:
         """Location, size and time of the last change of each file below a location."""
@@ -89,7 +125,7 @@ class LakeFiles:
                         item["last_modified"].timestamp(),
                     )
         except FAILURES as error:
-            raise LakeUnreachableError(f"{below} can't be listed: {error}") from error
+            raise _failure(below, "listed", error) from error
 
     def folders(self, below: str = "") -> list[str]:
         """The folders directly below a location, or the root."""
@@ -97,16 +133,35 @@ class LakeFiles:
         try:
             found = obstore.list_with_delimiter(self._store, prefix)
         except FAILURES as error:
-            raise LakeUnreachableError(f"{below} can't be listed: {error}") from error
+            raise _failure(below or self.root, "listed", error) from error
         return [self.location(name.rstrip("/")) for name in found["common_prefixes"]]
 
     def _name(self, location: str) -> str:
-        if not location.startswith(f"{self.root}/"):
+        if not self.contains(location):
             raise LakeError(
                 f"{location} is not in the lake {self.root}",
                 remedy="A lake can't be moved: use the URL that it was created with.",
             )
         return location[len(self.root) + 1 :]
+
+
+def _failure(location: str, done: str, error: Exception) -> LakeUnreachableError:
+    if _NO_BUCKET in str(error):
+        remedy = _BUCKET_REMEDY
+    elif isinstance(error, _DENIED) or "403 Forbidden" in str(error):
+        remedy = _CREDENTIALS_REMEDY
+    else:
+        remedy = _LOCATION_REMEDY
+    return LakeUnreachableError(f"{location} can't be {done}: {_reason(error)}", remedy=remedy)
+
+
+def _reason(error: Exception) -> str:
+    """The store's answer, or the first line: the others are for obstore's developers."""
+    answer = _ANSWER.search(str(error))
+    if answer is not None:
+        return ": ".join(part for part in answer.groups() if part).rstrip(".")
+    line = str(error).strip().partition("\n")[0].rstrip(": ")
+    return line or type(error).__name__
 
 
 def _write_synced(path: Path, data: bytes | memoryview) -> None:

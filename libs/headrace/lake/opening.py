@@ -8,6 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
 from headrace.errors import SettingError
 from headrace.lake.catalog import Catalog
 from headrace.lake.postgres_catalog import PostgresCatalog
@@ -55,6 +58,20 @@ def check_place(settings: Settings) -> None:
             f"HEADRACE_LAKE_CATALOG starts with {lake.catalog.split(':')[0]}:",
             remedy=_CATALOG_REMEDY,
         )
+    if lake.catalog is not None and _scheme(lake.catalog) != "sqlite":
+        _check_address(lake.catalog)
+
+
+def _check_address(url: str) -> None:
+    try:
+        conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        # Its message may quote a part of the password.
+        raise SettingError(
+            "HEADRACE_LAKE_CATALOG is not an address of PostgreSQL",
+            remedy="Use postgresql://user:password@host:port/database, with special characters "
+            "in the password percent-encoded.",
+        ) from None
 
 
 def open_catalog(settings: Settings) -> Catalog:

@@ -12,6 +12,26 @@ from headrace.lake import catalog
 from headrace.lake.catalog import CATALOG_NAME, Cut, Move, PointerMovedError, TableName
 from headrace.lake.errors import CutRefusedError, LakeUnreachableError
 
+# A transaction that waits for another program's must not hold up cuts in silence, and a writer that
+# was suspended in one must not hold up the next writer. A peer that is gone is noticed.
+_SESSION = (
+    "SET statement_timeout = '60s'; SET lock_timeout = '15s'; "
+    "SET idle_in_transaction_session_timeout = '30s'"
+)
+_CONNECTION: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+_TABLES = ("iceberg_tables", "iceberg_namespace_properties", "headrace_cuts", "headrace_notes")
+_REMEDY = "Check HEADRACE_LAKE_CATALOG, its server and the network."
+_RIGHTS_REMEDY = (
+    "Grant the role of HEADRACE_LAKE_CATALOG the right to CREATE in the schema, or SELECT, INSERT, "
+    "UPDATE and DELETE on the tables {tables}."
+).format(tables=", ".join(_TABLES))
+
 
 class PostgresCatalog:
     """Implements `Catalog` in a PostgreSQL database."""
@@ -21,6 +41,11 @@ class PostgresCatalog:
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
     def prepare(self) -> None:
+        with self._session() as session:
+            # A role without the right to create tables may write to those that exist.
+            query = "SELECT bool_and(to_regclass(name) IS NOT NULL) FROM unnest(%s::text[]) name"
+            if session.execute(query, (list(_TABLES),)).fetchall() == [(True,)]:
+                return
         with self._session() as session, session.transaction():
             # Two services that start at the same moment would both create the tables.
             session.execute("SELECT pg_advisory_xact_lock(hashtext('headrace lake'))")
@@ -93,18 +118,33 @@ class PostgresCatalog:
         """The connection, opened again if it was lost."""
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = psycopg.connect(
-                    self._url, autocommit=True, application_name="headrace lake"
-                )
+                self._connection = self._connect()
             yield self._connection
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise LakeUnreachableError(
+                f"the lake's catalog: {_first_line(error)}", remedy=_RIGHTS_REMEDY
+            ) from error
         except psycopg.Error as error:
             self.close()
-            raise LakeUnreachableError(f"the lake's catalog: {str(error).strip()}") from error
+            raise LakeUnreachableError(
+                f"the lake's catalog: {_first_line(error)}", remedy=_REMEDY
+            ) from error
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        session = psycopg.connect(
+            self._url, autocommit=True, application_name="headrace lake", **_CONNECTION
+        )
+        session.execute(_SESSION)
+        return session
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _move(session: psycopg.Connection[tuple[Any, ...]], move: Move) -> None:

@@ -128,7 +128,11 @@ class LakeWriter:
         self._dropped.clear()
         self.to_copy.clear()
         self.last_cut = self._catalog.last_cut(self._source.slot)
+        made = {} if self.last_cut is None else self.last_cut.tables
         for name, location in self._catalog.tables().items():
+            if str(name) not in made or not self._files.contains(location):
+                # Another source's table, or a foreign one.
+                continue
             snapshot = snapshots.load(self._io, location)
             if snapshot.metadata.properties.get(_SOURCE) == self._source.slot:
                 body = orjson.loads(snapshot.metadata.properties[_TABLE])

@@ -1,5 +1,5 @@
 """Fixtures of the lake's tests."""
 
-from tests.support.archiving import archiving
+from tests.support.archiving import archiving, s3
 
-__all__ = ["archiving"]
+__all__ = ["archiving", "s3"]
