@@ -54,7 +54,9 @@ class ForeignLake:
 
     def cut(self) -> LakeCut | None:
         """The last cut."""
-        rows = self._query("SELECT cut, lsn, tables FROM headrace_cuts ORDER BY cut DESC LIMIT 1")
+        rows = self._query(
+            "SELECT cut, lsn, tables FROM headrace_cuts ORDER BY made_us DESC LIMIT 1"
+        )
         return next((LakeCut(cut, lsn, json.loads(tables)) for cut, lsn, tables in rows), None)
 
     def locations(self) -> dict[str, str]:

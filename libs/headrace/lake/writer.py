@@ -203,6 +203,11 @@ class LakeWriter:
         """Where to write the copy's files, and their schema."""
         followed = self._followed.get(table.name)
         if followed is None:
+            if table.name in self._catalog.tables().keys() - self._dropped.keys():
+                raise ForeignTableError(
+                    f"the lake has a table {table.name} that this suite did not make",
+                    remedy="Rename or drop it, or use another lake for this suite.",
+                )
             return self._folder(table.name), table.schema(0)
         return followed.snapshot.metadata.location, self._next_schema(followed.snapshot, table)
 
@@ -221,11 +226,6 @@ class LakeWriter:
         return self._files.location(f"{_quoted(name.namespace)}/{_quoted(name.name)}-{_new_id()}")
 
     def _create(self, table: LakeTable, folder: str) -> _Followed:
-        if table.name in self._catalog.tables():
-            raise ForeignTableError(
-                f"the catalog has a table {table.name} that this suite did not make",
-                remedy="Rename it, drop it, or use another lake.",
-            )
         schema = table.schema(0)
         metadata = new_table_metadata(
             schema,

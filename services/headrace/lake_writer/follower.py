@@ -319,7 +319,10 @@ class Follower:
         await self._requested.take(writer, self._wanted)
         for name, reason in list(writer.to_copy.items()):
             if name not in self._wanted:
+                # It left the publication or has another name: what it lacks can't be copied.
                 writer.to_copy.pop(name)
+                if name in writer.tables:
+                    writer.drop(name)
                 continue
             log.info("copy_started", table=str(name), reason=reason)
             try:
