@@ -20,8 +20,8 @@ from tests.oracle.lake import ForeignLake
 from tests.support.archiving import Archiving
 from tests.support.lake import SERVICES, became_same, eventually, lake_environment
 
-KILLS = int(os.environ.get("LAKE_KILLS", "8"))
-TABLES = 10
+KILLS = int(os.environ.get("LAKE_KILLS", "6"))
+TABLES = 6
 ROWS = 20
 BALANCE = 1000
 STEPS = ("lake.before_write", "lake.before_commit", "lake.after_commit")

@@ -86,7 +86,7 @@ async def test_a_foreign_table_is_left_alone_and_others_go_on(
     bucket.lake.create("public.items", "s3://archive/elsewhere", foreign)
     async with Suite(bucket.environment, tmp_path, SERVICES) as suite:
         await suite.logged("lake-writer", "table_parked")
-        assert "the catalog has a table public.items that this suite did not make" in suite.log(
+        assert "the lake has a table public.items that this suite did not make" in suite.log(
             "lake-writer"
         )
         await database.execute("INSERT INTO orders VALUES (2, 2, 'two')")
