@@ -17,6 +17,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 
 from headrace.lake import data_files
+from headrace.lake.catalog import TableName
 from headrace.lake.columns import Ints
 from headrace.lake.data_files import GROUP_ROWS, RowsWriter
 from headrace.lake.files import LakeFiles
@@ -169,33 +170,59 @@ class Compaction:
     bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CompactWork:
+    """A rewrite of a table's files, and where the new ones go."""
+
+    table: TableName
+    schema: Schema
+    folder: str
+    rewrite: Rewrite
+    target_bytes: int
+
+
+def worth(writer: LakeWriter, limits: CompactionLimits) -> list[CompactWork]:
+    """The rewrites for the writer's next cut, while none of its changes waits."""
+    assert not writer.changed, "changes that wait may delete rows of these files"
+    found: list[CompactWork] = []
+    left = limits.bytes_max
+    for name, table in writer.snapshots.items():
+        if left <= 0:
+            break
+        for rewrite in plan(table.files, replace(limits, bytes_max=left)):
+            schema = table.metadata.schema()
+            folder = table.metadata.location
+            found.append(CompactWork(name, schema, folder, rewrite, limits.target_bytes))
+            left -= rewrite.bytes
+    return found
+
+
+def rewritten(files: LakeFiles, work: CompactWork) -> list[DataFile]:
+    """The files of one rewrite."""
+    failpoint("lake.before_compaction")
+    inputs = work.rewrite.inputs
+    return compact_files(files, work.schema, work.folder, inputs, work.target_bytes)
+
+
+def replaced(
+    writer: LakeWriter, works: Sequence[CompactWork], written: Sequence[Sequence[DataFile]]
+) -> Compaction:
+    """Replace the files of rewrites for the next cut."""
+    failpoint("lake.after_compaction")
+    for work, files in zip(works, written, strict=True):
+        writer.replace_files(work.table, work.rewrite.locations, files)
+    return Compaction(
+        len({work.table for work in works}),
+        sum(len(work.rewrite.inputs) for work in works),
+        sum(len(files) for files in written),
+        sum(work.rewrite.bytes for work in works),
+    )
+
+
 def compact(files: LakeFiles, writer: LakeWriter, limits: CompactionLimits) -> Compaction:
     """Rewrite files for the writer's next cut, while none of its changes waits."""
-    assert not writer.changed, "changes that wait may delete rows of these files"
-    done = Compaction()
-    for name, table in writer.snapshots.items():
-        if done.bytes >= limits.bytes_max:
-            break
-        rewrites = plan(table.files, replace(limits, bytes_max=limits.bytes_max - done.bytes))
-        for rewrite in rewrites:
-            failpoint("lake.before_compaction")
-            written = compact_files(
-                files,
-                table.metadata.schema(),
-                table.metadata.location,
-                rewrite.inputs,
-                limits.target_bytes,
-            )
-            failpoint("lake.after_compaction")
-            writer.replace_files(name, rewrite.locations, written)
-            done = Compaction(
-                done.tables,
-                done.files_before + len(rewrite.inputs),
-                done.files_after + len(written),
-                done.bytes + rewrite.bytes,
-            )
-        done = replace(done, tables=done.tables + bool(rewrites))
-    return done
+    works = worth(writer, limits)
+    return replaced(writer, works, [rewritten(files, work) for work in works])
 
 
 def compact_files(

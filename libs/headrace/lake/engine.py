@@ -14,6 +14,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 
 from headrace.archive.asynchronous import AsyncWalFile
+from headrace.lake.compaction import CompactWork
 from headrace.lake.tables import LakeTable
 from headrace.lake.writer import LakeWriter
 from headrace.spark.plan import SnapshotPlan
@@ -44,7 +45,7 @@ class CopiedFiles:
 
 
 class Engine(Protocol):
-    """Copies tables, and applies archive files."""
+    """Copies tables, applies archive files, and rewrites files."""
 
     async def started(self) -> None:
         """Return when copies can begin: a snapshot is held, and its table locked, no longer than
@@ -56,6 +57,9 @@ class Engine(Protocol):
 
     async def apply(self, writer: LakeWriter, files: Sequence[AsyncWalFile]) -> int:
         """Apply archive files that follow each other, from the first on; how many were applied."""
+
+    async def compact(self, works: Sequence[CompactWork]) -> list[list[DataFile]]:
+        """Rewrite files; the new files of each rewrite."""
 
     async def close(self) -> None:
         """End everything that the engine started."""

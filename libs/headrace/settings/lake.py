@@ -28,7 +28,7 @@ class LakeSettings:
     )
     engine: LakeEngine = setting(
         "HEADRACE_LAKE_ENGINE",
-        LakeEngine.AUTO,
+        LakeEngine.SPARK,
         "What turns rows into files. `spark` uses Spark for everything: a local session, which "
         "starts with the first batch, or the server in `SPARK_REMOTE`. `inline` works in the "
         "lake-writer and needs no Java. `auto` uses Spark for large tables and large batches, and "

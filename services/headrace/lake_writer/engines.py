@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pyiceberg.manifest import DataFile
+
 from headrace import log as logs
 from headrace.archive.asynchronous import AsyncWalFile
+from headrace.lake.compaction import CompactWork
 from headrace.lake.engine import CopiedFiles, CopyWork, Engine, Progress
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter
@@ -60,6 +63,10 @@ class AutoEngine:
             except SparkUnusableError as error:
                 self._give_up(error)
         return await self._inline.apply(writer, files)
+
+    async def compact(self, works: Sequence[CompactWork]) -> list[list[DataFile]]:
+        """Rewrite inline: a step between two cuts is small."""
+        return await self._inline.compact(works)
 
     def _give_up(self, error: SparkUnusableError) -> None:
         log.warning("spark_unusable", reason=str(error))

@@ -374,7 +374,15 @@ class Follower:
         begins = min((table.from_lsn for table in writer.tables.values()), default=self._lsn)
         reading = self._reader.reading
         start = ReadingStart(from_lsn=begins).first_id(reading.options, reading.seen)
-        self._next_id = await self._reader.run(start)
+        try:
+            self._next_id = await self._reader.run(start)
+        except WalFileCollectedError:
+            files = await self._reader.list(FIRST_ID)
+            if not files or files[0].id != FIRST_ID:
+                raise
+            # It was written after the copies. The archive had begun before them, so nothing is
+            # missing between them and its first change.
+            self._next_id = FIRST_ID
         self._lsn = begins
 
     # Cuts

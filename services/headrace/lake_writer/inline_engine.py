@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Sequence
 
 import pyarrow as pa
+from pyiceberg.manifest import DataFile
 
 from headrace.archive.asynchronous import AsyncWalFile
+from headrace.lake.compaction import CompactWork, rewritten
 from headrace.lake.engine import CopiedFiles, CopyWork, Progress
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter
@@ -38,6 +40,10 @@ class InlineEngine:
             rows = pa.Table.from_batches(batches).unify_dictionaries()
             await asyncio.to_thread(writer.take, file.info, rows)
         return 1
+
+    async def compact(self, works: Sequence[CompactWork]) -> list[list[DataFile]]:
+        """Do one rewrite after another."""
+        return [await asyncio.to_thread(rewritten, self._files, work) for work in works]
 
     async def close(self) -> None:
         """Nothing was started."""

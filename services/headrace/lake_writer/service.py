@@ -59,7 +59,7 @@ async def _work(
     mark = Cell(state, mark_key(settings.source.slot))
     rewrites = Rewrites(settings)
     scope.spawn("schema-events", rewrites.follow(scope, client))
-    upkeep = Upkeep(scope, settings, files, catalog)
+    upkeep = Upkeep(scope, settings, files, catalog, engine)
     follower: Follower | None = None
 
     async def follow() -> None:

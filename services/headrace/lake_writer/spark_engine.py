@@ -11,15 +11,18 @@ import contextlib
 import pickle
 from collections.abc import Sequence
 
+from pyiceberg.manifest import DataFile
+
 from headrace import log as logs
 from headrace.archive.asynchronous import AsyncWalFile
 from headrace.errors import HeadraceError
 from headrace.lake.batches import Batch, TableBatch
 from headrace.lake.catalog import TableName
+from headrace.lake.compaction import CompactWork
 from headrace.lake.engine import CopiedFiles, CopyWork, Engine, Progress
 from headrace.lake.split import NOTHING, Division, Survey, parts_by_key
 from headrace.lake.writer import LakeWriter
-from headrace.lake_writer import batch_task, range_copy
+from headrace.lake_writer import batch_task, range_copy, rewrite_task
 from headrace.lake_writer.batch_task import Applied, ApplyPlan, FileSurvey, Portion, SurveyPlan
 from headrace.process.failpoint import failpoint
 from headrace.settings import Settings
@@ -151,6 +154,12 @@ class SparkEngine:
                 raise
             except SparkJobError as error:
                 raise SparkEngineError(str(error)) from error
+
+    async def compact(self, works: Sequence[CompactWork]) -> list[list[DataFile]]:
+        """Do each rewrite in a task."""
+        plan = await asyncio.to_thread(pickle.dumps, works)
+        results = await self._run(rewrite_task.TASK, plan, len(works))
+        return [pickle.loads(result) for result in results]  # noqa: S301  # from our tasks
 
     async def close(self) -> None:
         """End the driver, its JVM and its workers."""

@@ -13,7 +13,8 @@ from headrace import log as logs
 from headrace.lake import cleanup
 from headrace.lake.catalog import Catalog, TableName
 from headrace.lake.cleanup import FirstSeen
-from headrace.lake.compaction import CompactionLimits, compact
+from headrace.lake.compaction import CompactionLimits, replaced, worth
+from headrace.lake.engine import Engine
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter
 from headrace.process.lifecycle import Scope
@@ -26,13 +27,19 @@ class Upkeep:
     """The upkeep of one process; remembers what it saw when the writer starts again."""
 
     def __init__(
-        self, scope: Scope, settings: Settings, files: LakeFiles, catalog: Catalog
+        self,
+        scope: Scope,
+        settings: Settings,
+        files: LakeFiles,
+        catalog: Catalog,
+        engine: Engine,
     ) -> None:
         self._scope = scope
         self._settings = settings.lake
         self._slot = settings.source.slot
         self._files = files
         self._catalog = catalog
+        self._engine = engine
         self._limits = CompactionLimits.of(settings.lake)
         self._seen = FirstSeen()
         self._compacted_cut = 0
@@ -57,8 +64,9 @@ class Upkeep:
         every = [table.files for table in writer.snapshots.values()]
         stats.set("lake_data_files", sum(len(files.data) for files in every))
         stats.set("lake_delete_files", sum(len(files.deletes) for files in every))
-        done = await asyncio.to_thread(compact, self._files, writer, self._limits)
-        if done.files_before:
+        works = worth(writer, self._limits)
+        if works:
+            done = replaced(writer, works, await self._engine.compact(works))
             stats.count("lake_compacted_files", done.files_before)
             stats.count("lake_compacted_bytes", done.bytes)
             log.info(

@@ -35,6 +35,7 @@ async def test_the_lake_shows_the_rows_of_every_table(archiving: Archiving, tmp_
         HEADRACE_ARCHIVE_REQUIRED="true",
         HEADRACE_LAKE_URL=f"file://{tmp_path}/lake",
         HEADRACE_LAKE_FLUSH_INTERVAL_S="0.3",
+        HEADRACE_LAKE_ENGINE="inline",
     )
     lake = ForeignLake(tmp_path / "lake")
     async with Suite(environment, tmp_path, SERVICES) as suite:

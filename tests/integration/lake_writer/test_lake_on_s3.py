@@ -47,6 +47,7 @@ async def bucket(archiving: Archiving, s3: S3Server) -> AsyncIterator[Bucket]:
         HEADRACE_LAKE_URL=s3.url("lake"),
         HEADRACE_LAKE_CATALOG=catalog,
         HEADRACE_LAKE_FLUSH_INTERVAL_S="0.3",
+        HEADRACE_LAKE_ENGINE="inline",
     )
     options = s3.options()
     properties = {

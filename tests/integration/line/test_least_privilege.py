@@ -49,6 +49,8 @@ async def suite(
     (mirror := tmp_path_factory.mktemp("mirror")).chmod(0o777)
     places = {
         "HEADRACE_LAKE_URL": lake.as_uri(),
+        # As in the image of the lake, which has no Spark.
+        "HEADRACE_LAKE_ENGINE": "inline",
         "HEADRACE_ARCHIVE_URL": archive.as_uri(),
         "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db",
     }
