@@ -43,6 +43,11 @@ def check_place(settings: Settings) -> None:
             f"HEADRACE_LAKE_URL={lake.url} is not the URL of a folder or a bucket",
             remedy=_LOCATIONS_REMEDY,
         )
+    if "%" in lake.url:
+        raise SettingError(
+            f"HEADRACE_LAKE_URL={lake.url} contains %",
+            remedy="Some Iceberg readers decode it and others don't: use a path without it.",
+        )
     if not lake.catalog and scheme != "file":
         raise SettingError(
             "HEADRACE_LAKE_CATALOG is not set",

@@ -147,6 +147,22 @@ Archive = Annotated[
         "--archive", help="Also keep an archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]"
     ),
 ]
+Lake = Annotated[
+    str | None,
+    typer.Option(
+        "--lake",
+        help="Also keep Iceberg tables, and the archive that they are made from: file:///…, s3://… "
+        "[HEADRACE_LAKE_URL]",
+    ),
+]
+LakeCatalog = Annotated[
+    str | None,
+    typer.Option(
+        "--catalog",
+        help="The lake's catalog: sqlite:///…, postgresql://… [HEADRACE_LAKE_CATALOG, or a file in "
+        "the lake's folder]",
+    ),
+]
 Once = Annotated[bool, typer.Option("--once", help="Start, show the result, stop.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show every log line of every service.")
@@ -165,6 +181,8 @@ def up(  # noqa: PLR0917  # typer turns them into options
     pg_port: PgPort = 0,
     nats_port: NatsPort = 0,
     archive: Archive = None,
+    lake: Lake = None,
+    catalog: LakeCatalog = None,
     once: Once = False,
     verbose: Verbose = False,
 ) -> None:
@@ -196,6 +214,8 @@ def up(  # noqa: PLR0917  # typer turns them into options
         zstd=zstd,
         zstd_events=zstd_events,
         archive=archive,
+        lake=lake,
+        catalog=catalog,
         once=once,
         verbose=verbose,
     )

@@ -51,6 +51,8 @@ _CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
     ),
 }
 
+# Services that need more than the core.
+_EXTRAS = {"archiver": "archive", "lake-writer": "lake"}
 _EPILOG = """\
 PostgreSQL: PG_HOST PG_PORT PG_DB POSTGRES_BRIDGE_USER POSTGRES_BRIDGE_PASSWORD, or libpq's
 variables (PGHOST, PGSSLMODE, PGSERVICE, …). NATS: NATS_URL (or NATS_HOST) NATS_BRIDGE_USER
@@ -130,7 +132,15 @@ def run(name: str, arguments: Sequence[str]) -> int:
     except HeadraceError as error:
         print(plain(f"headrace: {error}"), file=sys.stderr)
         return lifecycle.EXIT_ERROR
-    service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
+    try:
+        service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(name)
+        if extra is None or str(error.name).startswith("headrace"):
+            raise
+        missing = f"headrace: {error.name} is not installed: pip install 'headrace[{extra}]'"
+        print(missing, file=sys.stderr)
+        return lifecycle.EXIT_ERROR
 
     async def main(scope: Scope) -> None:
         # Only here: `lifecycle.run` has configured the log by now.

@@ -10,12 +10,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nats.errors import Error as NatsError
-from nats.js.errors import KeyNotFoundError
 
 from headrace.cli.doctor.checks import Findings
-from headrace.cli.session import nats, postgres
+from headrace.cli.doctor.leases import is_renewed
+from headrace.cli.session import postgres
 from headrace.errors import HeadraceError
-from headrace.jetstream.state import bucket
 from headrace.lsn import format_lsn
 from headrace.settings import Settings
 
@@ -81,7 +80,7 @@ async def _keeper(settings: Settings, findings: Findings) -> None:
     """Whether an archiver writes it; if not, what that means for the slot."""
     async with postgres(settings, "doctor", _DENIED_REMEDY) as session:
         slot = await session.fetchrow(_SLOT, settings.source.slot)
-    if await _renewed(settings):
+    if await is_renewed(settings, ARCHIVER):
         findings.ok("archiver", "runs")
         return
     kind = "required" if settings.archive.required else "optional"
@@ -92,17 +91,3 @@ async def _keeper(settings: Settings, findings: Findings) -> None:
         findings.fail("archiver", f"{found}: {held}", remedy)
     else:
         findings.warn("archiver", found, remedy)
-
-
-async def _renewed(settings: Settings) -> bool:
-    """Whether the archiver's lease is renewed in time."""
-    async with nats(settings, "doctor") as (client, _):
-        state = await bucket(client.jetstream(), settings.streams.state)
-        key = f"lease.{settings.source.slot}.{ARCHIVER}"
-        try:
-            before = (await state.get(key)).revision
-            # It is renewed three times per time to live.
-            await asyncio.sleep(settings.state.lease_ttl_s / 2)
-            return (await state.get(key)).revision != before
-        except KeyNotFoundError:
-            return False

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.doctor import archive, nats, postgres
+from headrace.cli.doctor import archive, lake, nats, postgres
 from headrace.cli.doctor.checks import Check, CheckState
 from headrace.cli.terminal import Console
 from headrace.settings import Settings
@@ -31,6 +31,7 @@ async def run(settings: Settings, *, as_json: bool) -> None:
         postgres.examine(settings),
         nats.examine(settings),
         archive.examine(settings),
+        lake.examine(settings),
     )
     checks = [check for group in groups for check in group.checks]
     failed = sum(check.state is CheckState.FAIL for check in checks)

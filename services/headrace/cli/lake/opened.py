@@ -138,9 +138,9 @@ def local_paths(settings: Settings) -> Iterator[Path]:
     if url.startswith("file://"):
         folder = Path(unquote(urlsplit(url).path))
         yield folder
-        if catalog is None:
+        if not catalog:
             yield folder / "catalog.db"
-    if catalog is not None and catalog.startswith(_SQLITE):
+    if catalog and catalog.startswith(_SQLITE):
         yield Path(catalog.removeprefix(_SQLITE))
 
 

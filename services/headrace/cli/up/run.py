@@ -21,6 +21,7 @@ from headrace.audit.settings import load_audit
 from headrace.cli.setup import init
 from headrace.cli.up.demo import kept_events, make_database, make_table, sample_changes
 from headrace.cli.up.keeper import Keeper, cancelled, unless_told_to_stop
+from headrace.cli.up.lake import with_archive
 from headrace.cli.up.selection import (
     Chosen,
     check_together,
@@ -51,6 +52,8 @@ class Options:
     zstd: bool | None = None
     zstd_events: bool | None = None
     archive: str | None = None
+    lake: str | None = None
+    catalog: str | None = None
     once: bool = False
     verbose: bool = False
 
@@ -67,6 +70,10 @@ class Options:
             given["HEADRACE_ZSTD_EVENTS"] = "true"
         if self.archive is not None:
             given["HEADRACE_ARCHIVE_URL"] = self.archive
+        if self.lake is not None:
+            given["HEADRACE_LAKE_URL"] = self.lake
+        if self.catalog is not None:
+            given["HEADRACE_LAKE_CATALOG"] = self.catalog
         return given
 
 
@@ -116,6 +123,7 @@ class _Up:
 
     def __init__(self, folder: Path, options: Options) -> None:
         check_together(options.suites, os.environ)
+        with_archive({**os.environ, **options.environment()}, folder)
         self._folder = folder
         self._options = options
         self._view = View(verbose=options.verbose)
@@ -211,6 +219,7 @@ class _Up:
         environment = (
             self._servers.inherited() | self._servers.environment() | self._options.environment()
         )
+        environment = with_archive(environment, self._folder)
         audit = load_audit(environment)
         environment |= audit.for_the_suite(environment) if audit.enabled else {}
         # libpq reads the environment too, and must not find another server there.
@@ -242,6 +251,11 @@ class _Up:
         }
         if suite.settings.archive.url:
             settings["HEADRACE_ARCHIVE_URL"] = suite.settings.archive.url
+            settings["HEADRACE_ARCHIVE_REQUIRED"] = str(suite.settings.archive.required).lower()
+        if suite.settings.lake.url:
+            settings["HEADRACE_LAKE_URL"] = suite.settings.lake.url
+        if suite.settings.lake.catalog:
+            settings["HEADRACE_LAKE_CATALOG"] = suite.settings.lake.catalog
         self._servers.write_environment(settings, name)
 
     async def _watch(self, keeping: asyncio.Task[None]) -> None:

@@ -19,7 +19,7 @@ from headrace.embedded.ports import free_port, is_free
 from headrace.embedded.process import PortTakenError
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
-from headrace.suite.services import ARCHIVER, AUDIT_WRITER, SERVICES
+from headrace.suite.services import ARCHIVER, AUDIT_WRITER, LAKE_WRITER, SERVICES
 from headrace.supervisor.line import Line
 from headrace.supervisor.process import Service
 from headrace.supervisor.supervisor import ServiceFailedError, Supervisor
@@ -38,9 +38,10 @@ class Suite:
         self, chosen: Chosen, environment: Mapping[str, str], folder: Path, *, number: int, of: int
     ) -> None:
         own = dict(environment) | chosen.environment()
-        if of > 1 and own.get("HEADRACE_ARCHIVE_URL"):
-            # An archive has one source.
-            own["HEADRACE_ARCHIVE_URL"] = f"{own['HEADRACE_ARCHIVE_URL'].rstrip('/')}/{chosen.slot}"
+        for place in ("HEADRACE_ARCHIVE_URL", "HEADRACE_LAKE_URL"):
+            # An archive has one source, and a lake is written by one suite.
+            if of > 1 and own.get(place):
+                own[place] = f"{own[place].rstrip('/')}/{chosen.slot}"
         self.settings: Settings = load(own)
         self.slot = self.settings.source.slot
         # Precedes a service's name if there are several of it.
@@ -122,6 +123,7 @@ class Suite:
     def _wanted_ports(self) -> dict[str, int]:
         """The services to start, in stopping order, and their documented ports."""
         wanted = {ARCHIVER: bool(self.settings.archive.url)}
+        wanted[LAKE_WRITER] = bool(self.settings.lake.url)
         wanted[AUDIT_WRITER] = load_audit(self._environment).enabled
         return {s.name: s.port for s in SERVICES.values() if wanted.get(s, True)}
 

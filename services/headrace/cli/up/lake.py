@@ -1,0 +1,38 @@
+"""The lake of `headrace up --lake`: its variables, and what has to be there before anything starts.
+
+Promises: a wrong setting or a missing package is one error before a server starts. A lake needs an
+archive; without a given one it is in the folder of `up`, and required, so that it has no gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from headrace.errors import HeadraceError
+from headrace.lake.opening import check_lake
+from headrace.settings import load
+
+_PACKAGES = ("numpy", "obstore", "pyarrow", "pyiceberg")
+
+
+class LakeNotInstalledError(HeadraceError):
+    """A package of the extra `lake` is missing."""
+
+    remedy = "pip install 'headrace[lake]'"
+
+
+def with_archive(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment, with an archive in the folder if a lake needs one; checked."""
+    if not environment.get("HEADRACE_LAKE_URL"):
+        return dict(environment)
+    missing = next((name for name in _PACKAGES if find_spec(name) is None), None)
+    if missing is not None:
+        raise LakeNotInstalledError(f"a lake needs {missing}, which is not installed")
+    found = dict(environment)
+    if not found.get("HEADRACE_ARCHIVE_URL"):
+        found["HEADRACE_ARCHIVE_URL"] = (folder.absolute() / "archive").as_uri()
+        found.setdefault("HEADRACE_ARCHIVE_REQUIRED", "true")
+    check_lake(load(found))
+    return found
