@@ -1,4 +1,4 @@
-"""Requests to the lake's writer that survive its restarts: copy a table again.
+"""Requests to the lake's writer: copy a table again, or make no cut for a moment.
 
 A request is a note in the catalog. The writer takes it before its next step, whenever it runs, and
 notes there how far it is.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
@@ -17,6 +18,9 @@ import orjson
 from headrace.lake.catalog import Catalog, TableName
 
 KIND = "copy-request"
+HOLD_KIND = "hold"
+# The writer ends a hold after this time, so that a command that dies stops it only briefly.
+HOLD_S = 60.0
 
 
 class RequestState(StrEnum):
@@ -87,6 +91,22 @@ def report(catalog: Catalog, source: str, request: CopyRequest) -> None:
 def withdraw(catalog: Catalog, source: str, table: TableName) -> None:
     """Forget the request for a table."""
     catalog.note(source, KIND, _name(table), None)
+
+
+@contextmanager
+def held(catalog: Catalog, source: str) -> Iterator[None]:
+    """Ask the writer to make no cut for a while: another one's would be refused each time."""
+    name = secrets.token_hex(8)
+    catalog.note(source, HOLD_KIND, name, "{}")
+    try:
+        yield
+    finally:
+        catalog.note(source, HOLD_KIND, name, None)
+
+
+def holds(catalog: Catalog, source: str) -> Collection[str]:
+    """The names of the present holds, and of those that a killed command left."""
+    return catalog.notes(source, HOLD_KIND).keys()
 
 
 def _write(catalog: Catalog, source: str, request: CopyRequest) -> None:

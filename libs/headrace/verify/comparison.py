@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,17 +96,31 @@ class HashedHere:
 
 
 async def compared(
-    source: ComparedTable, mirror: ComparedTable, names: Sequence[str], key: Sequence[str]
+    source: ComparedTable,
+    mirror: ComparedTable,
+    names: Sequence[str],
+    key: Sequence[str],
+    ignored: AbstractSet[Row] = frozenset(),
 ) -> Comparison:
-    """The differences of the mirror's rows, named by the key, or as whole rows without a key."""
+    """The differences of the mirror's rows, named by the key, or as whole rows without a key; rows
+    with ignored keys may differ.
+    """
     places = [names.index(name) for name in key]
     sides = await _both(source.digests(places), mirror.digests(places))
     ranges = differing(*sides)
     if not ranges:
         return Comparison(sides[0].rows)
-    some = _some(ranges, *sides)
-    rows = await _both(source.within(some, places), mirror.within(some, places))
-    return Comparison(sides[0].rows, len(ranges), tuple(differences(*rows, places, names)))
+    left = ranges
+    while left:
+        some = _some(left, *sides)
+        rows = await _both(source.within(some, places), mirror.within(some, places))
+        every = differences(*rows, places, names)
+        found = tuple(each for each in every if each.key not in ignored)
+        left -= some
+        # If nothing is ignored, a range that differs has differences.
+        if found or not ignored:
+            return Comparison(sides[0].rows, len(ranges), found)
+    return Comparison(sides[0].rows)
 
 
 async def _both(one: Any, other: Any) -> tuple[Any, Any]:

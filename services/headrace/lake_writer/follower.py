@@ -130,7 +130,7 @@ class Follower:
                 self._scope.health.started()
                 await self._scope.pause(POLL_S)
             self._leave(writer)
-            if self._due(writer):
+            if self._due(writer) and not self._requested.held:
                 await self._cut(writer)
             await self._upkeep.step(writer)
 

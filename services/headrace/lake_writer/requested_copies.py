@@ -1,4 +1,4 @@
-"""Carries out operators' requests to copy a table again, and notes how far they are."""
+"""Carries out operators' requests: copies tables again, and makes no cut while one is held."""
 
 from __future__ import annotations
 
@@ -30,12 +30,26 @@ class RequestedCopies:
         self._source = source
         self._looked_at = 0.0
         self._taken: dict[TableName, CopyRequest] = {}
+        # When each hold was first seen.
+        self._holds: dict[str, float] = {}
+
+    @property
+    def held(self) -> bool:
+        """Whether an operator's command asks for a moment without cuts."""
+        now = time.monotonic()
+        return any(now - since < requests.HOLD_S for since in self._holds.values())
+
+    async def _look_for_holds(self) -> None:
+        found = await asyncio.to_thread(requests.holds, self._catalog, self._source)
+        now = time.monotonic()
+        self._holds = {name: self._holds.get(name, now) for name in found}
 
     async def take(self, writer: LakeWriter, published: Collection[TableName]) -> None:
         """Add tables that someone asks for to those that are to be copied."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return
         self._looked_at = time.monotonic()
+        await self._look_for_holds()
         found = await asyncio.to_thread(requests.requests, self._catalog, self._source)
         for name, request in found.items():
             known = self._taken.get(name)

@@ -52,14 +52,16 @@ class Upkeep:
         if writer.last_cut is None or writer.changed or writer.to_copy:
             return
         started = time.monotonic()
+        # First: what compaction writes is not referred to yet. Under load, both have a turn only
+        # after a cut.
+        worked = await self._clean(writer)
         if self._limits.bytes_max and writer.last_cut.number != self._compacted_cut:
             self._compacted_cut = writer.last_cut.number
-            await self._compact(writer)
-        elif not await self._clean(writer):
-            return
-        self._scope.health.stats.observe("lake_upkeep_seconds", time.monotonic() - started)
+            worked |= await self._compact(writer)
+        if worked:
+            self._scope.health.stats.observe("lake_upkeep_seconds", time.monotonic() - started)
 
-    async def _compact(self, writer: LakeWriter) -> None:
+    async def _compact(self, writer: LakeWriter) -> bool:
         stats = self._scope.health.stats
         every = [table.files for table in writer.snapshots.values()]
         stats.set("lake_data_files", sum(len(files.data) for files in every))
@@ -76,6 +78,7 @@ class Upkeep:
                 files_after=done.files_after,
                 bytes=done.bytes,
             )
+        return bool(works)
 
     async def _clean(self, writer: LakeWriter) -> bool:
         """Look for unused files of one table, or for unused folders; False if it is not time."""

@@ -207,3 +207,30 @@ def gc(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> 
         keep.gc(lake, as_json=as_json)
 
     _on_lake(url, catalog, work)
+
+
+@app.command("verify")
+def verify(
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Tables, such as users or app.orders. [all]")
+    ] = None,
+    url: Url = None,
+    catalog: CatalogUrl = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=1, help="Seconds the lake may take to reach an LSN.")
+    ] = 60,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the lake with its source, both at one LSN, while both move. Exits with 3 if they
+    differ.
+    """
+    code = 0
+
+    def work(lake: Lake) -> None:
+        nonlocal code
+        from headrace.cli.lake import verify as command
+
+        code = asyncio.run(command.verify(lake, tables or [], wait, as_json=as_json))
+
+    _on_lake(url, catalog, work)
+    raise typer.Exit(code)

@@ -22,6 +22,7 @@ from headrace.lake.catalog import PointerMovedError
 from headrace.lake.compaction import Compaction, CompactionLimits, compact, plan
 from headrace.lake.errors import CutRefusedError
 from headrace.lake.expiry import Retention
+from headrace.lake.requests import held
 from headrace.lake.writer import LakeWriter
 
 _REFUSED_MAX = 20
@@ -66,19 +67,22 @@ def _worth(writer: LakeWriter, limits: CompactionLimits) -> int:
 
 
 def _in_a_cut(lake: Lake, step: Callable[[LakeWriter], T]) -> T:
-    """Do a step of upkeep, and make the cut with it."""
-    for _ in range(_REFUSED_MAX):
-        writer = lake.writer()
-        last = lake.last_cut()
-        done = step(writer)
-        if not writer.changed:
+    """Do a step of upkeep, and make the cut with it; a running lake-writer makes none meanwhile."""
+    lake.catalog.prepare()
+    with held(lake.catalog, lake.slot):
+        for _ in range(_REFUSED_MAX):
+            writer = lake.writer()
+            done = step(writer)
+            last = writer.last_cut
+            if last is None or not writer.changed:
+                return done
+            try:
+                writer.cut(last.lsn, last.ordinal, last.archive_file, last.commit_us)
+            except (CutRefusedError, PointerMovedError):
+                # It has not seen the hold yet.
+                time.sleep(_PAUSE_S)
+                continue
             return done
-        try:
-            writer.cut(last.lsn, last.ordinal, last.archive_file, last.commit_us)
-        except (CutRefusedError, PointerMovedError):
-            time.sleep(_PAUSE_S)
-            continue
-        return done
     raise InterruptedByOthersError(f"{_REFUSED_MAX} cuts of the lake-writer came first")
 
 

@@ -141,12 +141,13 @@ def _tell(verdict: Verdict, *, as_json: bool) -> None:
             reason=verdict.why or "rows",
         )
     if as_json:
-        print(orjson.dumps(_body(verdict), default=str).decode(), flush=True)
+        print(orjson.dumps(body_of(verdict), default=str).decode(), flush=True)
     else:
-        Console(soft_wrap=True).print(_text(verdict))
+        Console(soft_wrap=True).print(text_of(verdict))
 
 
-def _body(verdict: Verdict) -> dict[str, object]:
+def body_of(verdict: Verdict) -> dict[str, object]:
+    """A verdict for programs."""
     rows = [
         {"what": d.kind, "key": [str(v) for v in d.key], "columns": d.columns}
         for d in verdict.found[:SHOWN_MAX]
@@ -163,7 +164,8 @@ def _body(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def _text(verdict: Verdict) -> Text:
+def text_of(verdict: Verdict) -> Text:
+    """A verdict for people."""
     place = f"{verdict.rows:,} rows at {format_lsn(verdict.lsn)}"
     if verdict.equal:
         return Text.assemble(("= ", "green"), (verdict.token, "bold"), f"  {place}")
