@@ -16,10 +16,10 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
 
-def connect() -> duckdb.DuckDBPyConnection:
+def connect(*more: str) -> duckdb.DuckDBPyConnection:
     """DuckDB with its extensions from their wheels."""
     database = duckdb.connect(config={"allow_unsigned_extensions": "true"})
-    for name in ("avro", "iceberg"):
+    for name in ("avro", *more, "iceberg"):
         found = find_spec(f"duckdb_extension_{name}")
         assert found is not None
         assert found.submodule_search_locations

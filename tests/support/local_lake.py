@@ -13,7 +13,7 @@ import pyarrow as pa
 from headrace.archive.columns import SCHEMA
 from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo
 from headrace.lake import data_files
-from headrace.lake.catalog import Cut, TableName
+from headrace.lake.catalog import Catalog, Cut, TableName
 from headrace.lake.compaction import CompactionLimits
 from headrace.lake.files import LakeFiles
 from headrace.lake.sqlite_catalog import SqliteCatalog
@@ -35,10 +35,10 @@ MORE = (*COLUMNS, ColumnInfo("extra", 20, -1, "bigint", False, filled=False, num
 class LocalLake:
     """A lake's writer and its files; each statement is a transaction, and each cut shows all."""
 
-    def __init__(self, folder: Path, keep_cuts: int = 100) -> None:
+    def __init__(self, folder: Path, keep_cuts: int = 100, catalog: Catalog | None = None) -> None:
         self.folder = folder
         self.files = LakeFiles(f"file://{folder}")
-        self.catalog = SqliteCatalog(folder / "catalog.db")
+        self.catalog = catalog or SqliteCatalog(folder / "catalog.db")
         self.writer = LakeWriter(
             self.files, self.catalog, Source(SLOT, "1", 1, "archive"), 64 << 20, keep_cuts
         )

@@ -1,4 +1,4 @@
 """The limits, authorization and answers that all HTTP ports of the suite share.
 
-Only `process`, `telemetry` and `audit_writer` may import it. It never opens a port.
+Only `process`, `telemetry`, `audit_writer` and `lake_writer` may import it. It never opens a port.
 """

@@ -125,7 +125,7 @@ class Catalog(Protocol):
     def advance(self, cut: Cut) -> None:
         """Note that the last cut also shows a later LSN: nothing has changed since.
 
-        Raises `CutRefusedError` if it is not this cut any more.
+        Raises `CutRefusedError` if it is not the last cut any more, or already shows a later LSN.
         """
 
     def notes(self, source: str, kind: str) -> Mapping[str, str]:
@@ -149,8 +149,11 @@ INSERT_CUT = (
 )
 ADVANCE_CUT = (
     "UPDATE headrace_cuts SET lsn = {}, archive_file = {} "
-    "WHERE source = {} AND cut = {} AND attempt = {}"
+    "WHERE source = {} AND cut = {} AND attempt = {} AND lsn <= {} AND NOT EXISTS "
+    "(SELECT 1 FROM headrace_cuts later "
+    "WHERE later.source = headrace_cuts.source AND later.cut > headrace_cuts.cut)"
 )
+ADVANCE_VALUES = 6
 _INSERT_POINTER = (
     "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location, "
     "iceberg_type) VALUES ({}, {}, {}, {}, 'TABLE') ON CONFLICT DO NOTHING"
@@ -184,6 +187,11 @@ def row_of(cut: Cut) -> tuple[object, ...]:
         cut.commit_us,
         cut.tables_json(),
     )
+
+
+def advance_of(cut: Cut) -> tuple[object, ...]:
+    """The values of `ADVANCE_CUT`: only forward, and only while it is the last cut."""
+    return (cut.lsn, cut.archive_file, cut.source, cut.number, cut.attempt, cut.lsn)
 
 
 def cut_of(row: Sequence[Any]) -> Cut:

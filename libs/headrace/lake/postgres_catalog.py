@@ -93,9 +93,10 @@ class PostgresCatalog:
                 raise CutRefusedError(f"cut {cut.number} was made by another process") from error
 
     def advance(self, cut: Cut) -> None:
-        values = (cut.lsn, cut.archive_file, cut.source, cut.number, cut.attempt)
+        values = catalog.advance_of(cut)
         with self._session() as session:
-            changed = session.execute(catalog.ADVANCE_CUT.format(*["%s"] * 5), values).rowcount
+            query = catalog.ADVANCE_CUT.format(*["%s"] * catalog.ADVANCE_VALUES)
+            changed = session.execute(query, values).rowcount
         if changed != 1:
             raise CutRefusedError(f"cut {cut.number} is another process's")
 

@@ -74,8 +74,13 @@ class SqliteCatalog:
         self._execute("COMMIT")
 
     def advance(self, cut: Cut) -> None:
-        values = (cut.lsn, cut.archive_file, cut.source, cut.number, cut.attempt)
-        if self._cursor(catalog.ADVANCE_CUT.format(*"?" * 5), *values).rowcount != 1:
+        values = catalog.advance_of(cut)
+        if (
+            self._cursor(
+                catalog.ADVANCE_CUT.format(*"?" * catalog.ADVANCE_VALUES), *values
+            ).rowcount
+            != 1
+        ):
             raise CutRefusedError(f"cut {cut.number} is another process's")
 
     def notes(self, source: str, kind: str) -> Mapping[str, str]:

@@ -50,6 +50,13 @@ class LakeSettings:
         "`HEADRACE_LAKE_ENGINE=auto` copies it with Spark.",
         least=0,
     )
+    token: str | None = setting(
+        "HEADRACE_LAKE_TOKEN",
+        None,
+        "Bearer token for the lake's Iceberg REST endpoint on lake-writer's port. Unset, the "
+        "endpoint answers only on this machine, if the port listens on a loopback address.",
+        secret=True,
+    )
     flush_interval_s: float = setting(
         "HEADRACE_LAKE_FLUSH_INTERVAL_S",
         2.0,

@@ -21,6 +21,7 @@ from headrace.jetstream.state import Cell
 from headrace.lake.catalog import Cut
 from headrace.lake.files import LakeFiles
 from headrace.lake.opening import check_lake, open_catalog
+from headrace.lake_writer.endpoint import Endpoint
 from headrace.lake_writer.engines import chosen_engine
 from headrace.lake_writer.follower import Follower, Places
 from headrace.lake_writer.lag import Lag
@@ -43,7 +44,7 @@ async def run(scope: Scope, settings: Settings) -> None:
     async def work(client: Client) -> None:
         await run_leased(scope, settings, client, SERVICE, partial(_work, scope, settings, client))
 
-    await on_the_bus(scope, settings, work)
+    await on_the_bus(scope, settings, work, Endpoint(settings).extend)
 
 
 async def _work(
