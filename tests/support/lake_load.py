@@ -16,7 +16,7 @@ BALANCE = 1000
 
 
 async def create_accounts(database: Database) -> None:
-    """Tables with money, in place of those that are there."""
+    """Tables with money, in place of the others."""
     await database.execute("DROP TABLE orders, items, full_rows")
     for number in range(TABLES):
         await database.execute(

@@ -1,8 +1,8 @@
 """Rewrites small data files, and files with many deleted rows, as larger files without these.
 
 A rewrite changes no row and no order within a file. Files are joined with those of about their own
-size, so each row is rewritten a few times at most, however many cuts there are. What is rewritten
-counts only once a cut refers to it; a rewrite that is given up leaves files that no cut knows.
+size, so each row is rewritten a few times at most, however many cuts there are. New files
+count only once a cut refers to them; a rewrite that is given up leaves files that no cut knows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.lake.writer import LakeWriter
 from headrace.process.failpoint import failpoint
 from headrace.settings.lake import LakeSettings
 
-# Rows that are read at once, and what waits in memory until it is written.
+# Rows of one read, and bytes that wait in memory until they are written.
 READ_ROWS = 16_384
 WAITING_BYTES = 32 << 20
 # Files of one tier differ in size by this factor at most; smaller ones are all in the first.
@@ -38,7 +38,7 @@ _DELETED_BYTES_MIN = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CompactionLimits:
-    """What is worth a rewrite, and how much is rewritten for one cut."""
+    """Which files deserve a rewrite, and how much is rewritten for one cut."""
 
     target_bytes: int
     files_min: int
@@ -49,7 +49,7 @@ class CompactionLimits:
 
     @classmethod
     def of(cls, settings: LakeSettings) -> CompactionLimits:
-        """What the settings say is worth a rewrite."""
+        """The limits in the settings."""
         return cls(
             settings.compact_target_bytes,
             settings.compact_files_min,
@@ -58,7 +58,7 @@ class CompactionLimits:
         )
 
     def everything(self) -> CompactionLimits:
-        """Limits of a compaction by hand: whatever can be joined is."""
+        """Limits of a compaction by hand: all small files are joined."""
         return replace(self, files_min=2, deleted_share=0.0, deleted_bytes_min=0, tiered=False)
 
 
@@ -105,7 +105,7 @@ def plan(files: TableFiles, limits: CompactionLimits) -> list[Rewrite]:
     rewrites = []
     left = limits.bytes_max
     for group in _groups(chosen, limits.target_bytes):
-        # One file alone is worth it only for its deleted rows.
+        # A single file is worth it only for its deleted rows.
         if len(group) == 1 and group[0].share <= limits.deleted_share:
             continue
         if left <= 0:
@@ -162,7 +162,7 @@ def _groups(candidates: Sequence[_Candidate], target_bytes: int) -> Iterator[lis
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What a step of compaction did."""
+    """The outcome of a step of compaction."""
 
     tables: int = 0
     files_before: int = 0

@@ -42,7 +42,7 @@ _CHANGES = frozenset({"insert", "update", "delete"})
 
 
 class RestlessTableError(HeadraceError):
-    """The table changes in a way that can't be told apart from a difference."""
+    """The table changes in a way that looks like a difference."""
 
     remedy = "Verify it when it changes less, or give it a primary key."
 

@@ -1,7 +1,7 @@
 """The lake's upkeep between cuts: compaction, and the removal of files that nothing refers to.
 
-A step runs only when no change waits for a cut and no table is to be copied: whatever the writer
-has written is then referred to by the last cut. Each step is small, so that cuts stay timely.
+A step runs only when no change waits for a cut and no table is to be copied: the last cut then
+refers to all files that the writer has written. Each step is small, so that cuts stay timely.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Upkeep:
         self._seen = FirstSeen()
         self._compacted_cut = 0
         self._cleaned_at = time.monotonic()
-        # What the present round of cleanup has not looked at yet; None stands for the folders.
+        # The tables that the present round of cleanup has not looked at; None stands for folders.
         self._to_clean: list[TableName | None] = []
 
     async def step(self, writer: LakeWriter) -> None:

@@ -1,4 +1,4 @@
-"""Compaction, cleanup and operators' commands beside a lake-writer under load lose nothing: a
+"""Compaction, cleanup and operators' commands next to a lake-writer under load lose nothing: a
 foreign reader adds up the same sum in every cut.
 """
 

@@ -71,7 +71,7 @@ def _try(files: LakeFiles) -> None:
 
 
 def _strange(files: LakeFiles) -> list[str]:
-    """Some of the objects that are there, besides a catalog."""
+    """Some of the place's objects, except a catalog."""
     names = (location[len(files.root) + 1 :] for location, _, _ in files.walk(f"{files.root}/"))
     return list(islice((name for name in names if not name.startswith(_CATALOG_FILE)), _NAMED_MAX))
 

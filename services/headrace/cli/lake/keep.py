@@ -1,4 +1,4 @@
-"""`headrace lake compact`, `expire`, `orphans` and `gc`: upkeep by hand, also beside a running
+"""`headrace lake compact`, `expire`, `orphans` and `gc`: upkeep by hand, also next to a running
 lake-writer.
 
 Each step is a cut, which is refused if another writer was first; then it begins again from the last
@@ -104,7 +104,7 @@ def orphans(lake: Lake, older_than_s: float | None, *, remove: bool, as_json: bo
     """Show or remove files that nothing refers to, and folders of dropped tables."""
     now = time.time()
     grace_s = lake.settings.lake.grace_s if older_than_s is None else older_than_s
-    # What was written since the last cut may become part of the next one.
+    # Files since the last cut may become part of the next one.
     before = min(now, lake.last_cut().made_us / 1e6) - grace_s
     found = []
     for name, (location, _) in lake.own_tables().items():

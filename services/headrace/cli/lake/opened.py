@@ -70,7 +70,7 @@ class Lake:
         return {name: found for name, found in self.tables().items() if self.owns(found[1])}
 
     def owns(self, metadata: TableMetadata) -> bool:
-        """Whether this suite made a table."""
+        """Whether a table is this suite's."""
         return metadata.properties.get(SOURCE_PROPERTY) == self.slot
 
     def writer(self) -> LakeWriter:
@@ -132,7 +132,7 @@ def is_missing(error: LakeUnreachableError) -> bool:
 
 
 def local_paths(settings: Settings) -> Iterator[Path]:
-    """What has to exist: opening would create it, and a mistyped path would be an empty lake."""
+    """Paths that have to exist: opening creates them, so a mistyped one would be an empty lake."""
     url = settings.lake.url or ""
     catalog = settings.lake.catalog
     if url.startswith("file://"):
