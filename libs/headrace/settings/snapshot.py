@@ -15,8 +15,8 @@ class SnapshotSettings:
     spark_remote: str | None = setting(
         "SPARK_REMOTE",
         None,
-        "URL of a Spark Connect server (`sc://host:15002`). Unset, the responder starts a local "
-        "Spark when a snapshot is requested.",
+        "URL of a Spark Connect server (`sc://host:15002`). Unset, snapshot-responder and "
+        "lake-writer each start a local Spark when they need one.",
     )
     spark_master: str = setting(
         "HEADRACE_SPARK_MASTER",

@@ -16,6 +16,9 @@ from headrace.lake.writer import LakeWriter
 from headrace.lake_writer.range_copy import copy_ranges
 from headrace.settings import Settings
 
+# Applying rows takes many times their size in memory.
+BLOCK_BYTES = 12 << 20
+
 
 class InlineEngine:
     """Runs everything here; rows of small batches stay in memory until the cut."""
@@ -33,12 +36,13 @@ class InlineEngine:
         return await copy_ranges(self._settings, self._files, work, ranges, progress)
 
     async def apply(self, writer: LakeWriter, files: Sequence[AsyncWalFile]) -> int:
-        """Apply the first file."""
+        """Apply the first file, a block of rows at a time."""
         file = files[0]
-        batches = [batch async for batch in file.batches()]
-        if batches:
-            rows = pa.Table.from_batches(batches).unify_dictionaries()
-            await asyncio.to_thread(writer.take, file.info, rows)
+        async for batch in file.batches():
+            rows_max = max(1, int(batch.num_rows * BLOCK_BYTES / max(1, batch.nbytes)))
+            for start in range(0, batch.num_rows, rows_max):
+                block = pa.Table.from_batches([batch.slice(start, rows_max)])
+                await asyncio.to_thread(writer.take, file.info, block)
         return 1
 
     async def compact(self, works: Sequence[CompactWork]) -> list[list[DataFile]]:

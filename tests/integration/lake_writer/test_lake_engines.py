@@ -20,6 +20,7 @@ SMALL = hastened(
     {
         "headrace.lake_writer.spark_engine.SURVEYED_ROWS_MIN": 20,
         "headrace.lake_writer.spark_engine.PART_ROWS": 150,
+        "headrace.lake_writer.inline_engine.BLOCK_BYTES": 9000,
     }
 )
 BEFORE = (
