@@ -50,6 +50,7 @@ SAID = {
     "headrace top": r"publisher",
     "headrace tail --json --from-start --limit 3": r'"operation": "INSERT"',
     "headrace archive ls": r"\d",
+    "headrace lake ls": r"headrace_demo",
     "headrace replay --into sqlite:///again.db": r"replayed",
 }
 

@@ -19,7 +19,7 @@ from tests.support.lake_load import SumReader, create_accounts, running, transfe
 
 KILLS = int(os.environ.get("LAKE_KILLS", "6"))
 STEPS = ("lake.before_write", "lake.before_commit", "lake.after_commit")
-# It waits for a cut, which is made every 0.3 s.
+# It waits for a cut, which exists every 0.3 s.
 DEATH_S = 60.0
 
 

@@ -65,7 +65,7 @@ def data_files(lake: Path) -> int:
 async def killed_in_the_middle(
     suite: Suite, lake: Path, victim: Callable[[int], int], files_before: int
 ) -> None:
-    """Kill a process when some of the job's files are there."""
+    """Kill a process when some of the job's files exist."""
     async with asyncio.timeout(PATIENCE_S):
         while data_files(lake) <= files_before:  # noqa: ASYNC110  # a folder gives no event
             await asyncio.sleep(0.02)

@@ -54,7 +54,7 @@ async def reached(
 
 
 async def became_same(lake: ReadableLake, database: Database, suite: Suite) -> list[str]:
-    """How lake and source differ, once a cut shows what is committed now; what only the catalog
+    """The differences of lake and source, once a cut shows what is committed now; what only the catalog
     shows is noticed a little later.
     """
     deadline = time.monotonic() + 30.0
@@ -67,7 +67,7 @@ async def became_same(lake: ReadableLake, database: Database, suite: Suite) -> l
 
 
 async def same_rows(lake: ReadableLake, database: Database) -> list[str]:
-    """How the lake's tables differ from the source's, as texts; empty if they don't."""
+    """The differences of the lake's tables from the source's, as texts; empty if they don't."""
     wrong = []
     tables = [row[0] for row in await database.fetch(_TABLES)]
     locations = lake.locations()
@@ -76,7 +76,7 @@ async def same_rows(lake: ReadableLake, database: Database) -> list[str]:
     for table in set(tables) & set(locations):
         columns = [row[0] for row in await database.fetch(_COLUMNS, table)]
         texts = ", ".join(f"{column}::text" for column in columns)
-        # What a column can't hold is beside it.
+        # A value that a column can't hold is in `_headrace_exact`.
         whole = ", ".join(
             f"coalesce(_headrace_exact['{column.strip(chr(34))}'], {column}::text)"
             for column in columns

@@ -17,7 +17,7 @@ from headrace.lake.rows import JsonRows
 from headrace.lake.tables import LakeTable
 
 
-class RowMissingError(LakeError):
+class LakeRowMissingError(LakeError):
     """A row's unchanged value is nowhere in the lake: the table has to be copied again."""
 
 
@@ -81,7 +81,7 @@ def _with_borrowed(
                 continue
             code = int(codes[each.key])
             if code not in lent:
-                raise RowMissingError(
+                raise LakeRowMissingError(
                     f"{table.name}: a change lacks its value of {name}, and the lake has no row "
                     f"with the key {net.keys[each.key]}"
                 )

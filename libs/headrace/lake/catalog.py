@@ -31,7 +31,7 @@ CREATE = (
     lsn BIGINT NOT NULL, ordinal BIGINT NOT NULL,
     made_us BIGINT NOT NULL, commit_us BIGINT, tables TEXT NOT NULL,
     PRIMARY KEY (source, cut))""",
-    # What a lake's programs tell each other: requests, folders that nothing refers to.
+    # Messages between a lake's programs: requests, folders that nothing refers to.
     """CREATE TABLE IF NOT EXISTS headrace_notes (
     source VARCHAR(255) NOT NULL, kind VARCHAR(64) NOT NULL, name VARCHAR(1000) NOT NULL,
     body TEXT NOT NULL, PRIMARY KEY (source, kind, name))""",

@@ -111,7 +111,7 @@ class DraftState:
 
 @dataclass(frozen=True, slots=True)
 class DraftChanges:
-    """What a draft does to the files that it began with."""
+    """The effect of a draft on the files that it began with."""
 
     added: list[DataFile]
     removed: frozenset[str]
@@ -162,7 +162,7 @@ class TableDraft:
         return DraftState(self._folder, self.schema, files, self._concatenated())
 
     def changes(self) -> DraftChanges:
-        """What the draft changes so far."""
+        """The draft's changes so far."""
         self.write_waiting()
         added = list(self._added.values())
         return DraftChanges(added, frozenset(self._removed), self._concatenated())

@@ -1,4 +1,4 @@
-"""What an engine of the lake does, and what it receives and returns.
+"""The work of an engine of the lake, and what it receives and returns.
 
 An engine turns rows into files. It never commits: what it returns is part of the lake only when a
 cut refers to it, so work that is repeated leaves files behind and changes nothing.

@@ -22,5 +22,5 @@ class CutRefusedError(LakeError):
     retry = True
 
 
-class ForeignTableError(LakeError):
+class UnownedTableError(LakeError):
     """A table in the lake's place was not made by this lake."""

@@ -23,7 +23,7 @@ from headrace.archive.store import FAILURES, open_store
 from headrace.lake.errors import LakeError, LakeUnreachableError
 
 TIMEOUT_S = 60.0
-# Larger objects are uploaded in parts, each with a time limit of its own.
+# Larger objects are uploaded in parts, each with a separate time limit.
 PART_BYTES = 64 << 20
 _DENIED = (
     PermissionError,

@@ -12,7 +12,7 @@ from headrace.lake import catalog
 from headrace.lake.catalog import CATALOG_NAME, Cut, Move, PointerMovedError, TableName
 from headrace.lake.errors import CutRefusedError, LakeUnreachableError
 
-# A transaction that waits for another program's must not hold up cuts in silence, and a writer that
+# A transaction that waits for another program's must not hold up cuts silently, and a writer that
 # was suspended in one must not hold up the next writer. A peer that is gone is noticed.
 _SESSION = (
     "SET statement_timeout = '60s'; SET lock_timeout = '15s'; "

@@ -24,19 +24,19 @@ _TRUNCATE = "truncate"
 
 
 class Division(Enum):
-    """How a table's changes can be divided."""
+    """The possible divisions of a table's changes."""
 
     # Only insertions: by file.
     BY_FILE = "by file"
     BY_KEY = "by key"
-    # Without a key, equal rows are counted; and changes of deferrable keys are told apart by whole
-    # rows.
+    # Without a key, equal rows are counted; and changes of deferrable keys are distinguished by
+    # whole rows.
     NONE = "not at all"
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What some archived rows of a table are."""
+    """A summary of some archived rows of a table."""
 
     rows: int
     insertions_only: bool
@@ -92,7 +92,7 @@ def survey(batch: pa.Table, key: Sequence[str]) -> Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeyPart:
     """One of several parts of a table's rows, by key."""
 
     number: int = 0
@@ -119,10 +119,10 @@ class Part:
 
 
 # All rows.
-EVERYTHING = Part()
+EVERYTHING = KeyPart()
 
 
-def parts_by_key(moves: Iterable[tuple[str, str]], count: int) -> list[Part]:
+def parts_by_key(moves: Iterable[tuple[str, str]], count: int) -> list[KeyPart]:
     """The parts of a table's rows."""
     leaders: dict[str, str] = {}
 
@@ -135,7 +135,7 @@ def parts_by_key(moves: Iterable[tuple[str, str]], count: int) -> list[Part]:
     for old, new in moves:
         leaders[leader(old)] = leader(new)
     moved = {key: _hashed(leader(key), count) for key in list(leaders)}
-    return [Part(number, count, moved) for number in range(count)]
+    return [KeyPart(number, count, moved) for number in range(count)]
 
 
 def _hashed(key: str, count: int) -> int:

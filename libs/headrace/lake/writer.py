@@ -31,11 +31,11 @@ from pyiceberg.table.update import (
 
 from headrace.archive.metadata import SegmentInfo
 from headrace.lake import snapshots
-from headrace.lake.apply import RowMissingError, apply
+from headrace.lake.apply import LakeRowMissingError, apply
 from headrace.lake.batches import Batch, TableBatch, runs, since
 from headrace.lake.catalog import Catalog, Cut, Move, TableName
 from headrace.lake.draft import ColumnCache, DraftChanges, TableDraft
-from headrace.lake.errors import CutRefusedError, ForeignTableError, LakeError
+from headrace.lake.errors import CutRefusedError, LakeError, UnownedTableError
 from headrace.lake.expiry import Retention, expired
 from headrace.lake.files import LakeFiles, LakeIO
 from headrace.lake.metadata import PREVIOUS_MAX
@@ -204,7 +204,7 @@ class LakeWriter:
         followed = self._followed.get(table.name)
         if followed is None:
             if table.name in self._catalog.tables().keys() - self._dropped.keys():
-                raise ForeignTableError(
+                raise UnownedTableError(
                     f"the lake has a table {table.name} that this suite did not make",
                     remedy="Rename or drop it, or use another lake for this suite.",
                 )
@@ -279,12 +279,12 @@ class LakeWriter:
                 self._reshape(followed, evolution.table)
             try:
                 apply(followed.draft, followed.table, batch)
-            except RowMissingError as error:
+            except LakeRowMissingError as error:
                 self.to_copy[name] = str(error)
 
     def plan(self, infos: Sequence[SegmentInfo]) -> Batch:
         """As many archive files, from the first on, as another process can apply as a whole: of
-        each table, they show one shape, and it needs no copy. None if the first is not such a one.
+        each table, they show one shape, and it needs no copy. None if the first is not so.
         """
         files = 0
         changed: dict[TableName, list[int]] = {}
@@ -310,7 +310,7 @@ class LakeWriter:
         return TableBatch(followed.table, followed.draft.state(), files)
 
     def _shapes(self, info: SegmentInfo) -> dict[TableName, LakeTable] | None:
-        """The tables that a file changes, in its shape; None if that can't be told in advance."""
+        """The tables that a file changes, in its shape; None if that isn't known in advance."""
         shapes: dict[TableName, LakeTable] = {}
         for shape in info.tables:
             name = TableName(shape.schema, shape.table)
@@ -335,7 +335,7 @@ class LakeWriter:
         return any(each.table.relation_id == relation_id for each in self._followed.values())
 
     def absorb(self, name: TableName, parts: Sequence[DraftChanges]) -> None:
-        """What other processes made of a table's part of a batch."""
+        """Take the results of other processes for a table's part of a batch."""
         self._followed[name].draft.absorb(parts)
 
     def _rename_by(self, info: SegmentInfo, name: TableName, version: int) -> None:

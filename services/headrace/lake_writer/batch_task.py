@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from headrace.archive.reader import WalReader, WalReaderOptions
 from headrace.archive.segment import ALL, RowSelection
-from headrace.lake.apply import RowMissingError, apply
+from headrace.lake.apply import LakeRowMissingError, apply
 from headrace.lake.batches import TableBatch, runs, since
 from headrace.lake.catalog import TableName
 from headrace.lake.draft import ColumnCache, DraftChanges, TableDraft
 from headrace.lake.errors import LakeError
 from headrace.lake.files import LakeFiles
-from headrace.lake.split import EVERYTHING, NOTHING, SURVEYED, Part, Survey, survey
+from headrace.lake.split import EVERYTHING, NOTHING, SURVEYED, KeyPart, Survey, survey
 from headrace.lake.tables import LakeTable
 from headrace.process.failpoint import failpoint
 from headrace.settings import Settings, load
@@ -38,7 +38,7 @@ class Portion:
 
     table: int
     files: tuple[int, ...]
-    part: Part = EVERYTHING
+    part: KeyPart = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ApplyPlan:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a portion does to its table; `missing` says why the table has to be copied again."""
+    """The effect of a portion on its table; `missing` says why the table has to be copied again."""
 
     table: int
     changes: DraftChanges | None
@@ -68,7 +68,7 @@ class SurveyPlan:
 
 @dataclass(frozen=True, slots=True)
 class FileSurvey:
-    """What an archive file contains of a table."""
+    """The content of an archive file for a table."""
 
     file: int
     survey: Survey
@@ -132,13 +132,13 @@ def _apply(
     try:
         for changes in _blocks(batch.table, portion, archive):
             apply(draft, batch.table, changes)
-    except RowMissingError as error:
+    except LakeRowMissingError as error:
         return Applied(portion.table, None, str(error))
     return Applied(portion.table, draft.changes())
 
 
 def _blocks(table: LakeTable, portion: Portion, archive: WalReader) -> Iterator[pa.Table]:
-    """The portion's changes in their order, as much at once as fits."""
+    """The portion's changes in their order, as much together as fits."""
     selection = RowSelection(tables=frozenset({(table.name.namespace, table.name.name)}))
     # For each run of a shape, of which a file of a batch has one.
     waiting: list[pa.Table] = []

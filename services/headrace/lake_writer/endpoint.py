@@ -59,7 +59,7 @@ class _RefusedError(Exception):
 
 
 class Endpoint:
-    """The routes; few requests at once, so that readers never crowd the writer out."""
+    """The routes; few requests at the same time, so that readers never crowd the writer out."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -243,7 +243,7 @@ def _page(names: set[str], query: Mapping[str, str]) -> tuple[list[str], str | N
 
 
 def _found(request: web.Request, body: Mapping[str, Any]) -> web.Response:
-    """What exists: to HEAD only that it does."""
+    """The object; for HEAD only that it exists."""
     if request.method == "HEAD":
         return web.Response(status=204, headers=_HEADERS)
     return _answer(body)

@@ -118,7 +118,9 @@ class Follower:
     @property
     def last_cut(self) -> Cut | None:
         """The last cut, once it has been read."""
-        return self._writer.last_cut if self._writer is not None else None
+        if self._writer is None:
+            return None
+        return self._writer.last_cut
 
     async def run(self) -> None:
         writer = await self._begin()
@@ -127,7 +129,8 @@ class Follower:
             await self._copy(writer)
             self._behind = await self._step(writer)
             if not self._behind:
-                self._scope.health.started()
+                if writer.last_cut is not None:
+                    self._scope.health.started()
                 await self._scope.pause(POLL_S)
             self._leave(writer)
             if self._due(writer) and not self._requested.held:
@@ -188,7 +191,7 @@ class Follower:
             )
 
     def _start_over(self, writer: LakeWriter, reason: str) -> None:
-        """Copy every table again, and go on with the first file after the copies."""
+        """Copy every table again, and continue with the first file after the copies."""
         log.warning("lake_starts_over", reason=reason)
         writer.copy_all(reason)
         self._next_id = 0
@@ -361,7 +364,7 @@ class Follower:
         )
 
     def _park(self, writer: LakeWriter, name: TableName, reason: str) -> None:
-        """The table leaves the lake until it can be copied; the others go on without it."""
+        """The table leaves the lake until it can be copied; the others continue without it."""
         log.error("table_parked", table=str(name), reason=reason)
         self._parked[name] = time.monotonic() + PARKED_S
         writer.to_copy.pop(name, None)
@@ -380,7 +383,7 @@ class Follower:
             files = await self._reader.list(FIRST_ID)
             if not files or files[0].id != FIRST_ID:
                 raise
-            # It was written after the copies. The archive had begun before them, so nothing is
+            # It was written after the copies. The archive had started before them, so nothing is
             # missing between them and its first change.
             self._next_id = FIRST_ID
         self._lsn = begins

@@ -1,8 +1,8 @@
 """Copies ranges of a table, in a snapshot that is held elsewhere, into data files.
 
 Runs in the lake-writer or in Spark's workers, on any machine; takes credentials from that machine's
-environment. Its memory does not depend on the table's size: rows come in blocks, and are encoded at
-once.
+environment. Its memory does not depend on the table's size: rows come in blocks, and are encoded
+immediately.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from headrace.spark.ranges import PageRange
 from headrace.spark.session import COPY_SESSION
 from headrace.spark.source import check_name
 
-# What is parsed at once.
+# The size of a parsed block of text.
 BLOCK_BYTES = 8 << 20
-# What is encoded at once, as Arrow has it in memory, and how large a file becomes.
+# The size of an encoded block, as Arrow has it in memory, and how large a file becomes.
 GROUP_BYTES = 32 << 20
 FILE_BYTES = 64 << 20
 _APPLICATION = "headrace lake copy"

@@ -66,7 +66,7 @@ class RequestedCopies:
     async def reporting(
         self, name: TableName, progress: Callable[[int], None]
     ) -> AsyncIterator[Callable[[int], None]]:
-        """Note the number of copied rows from time to time, while a requested copy is made."""
+        """Note the number of copied rows from time to time, during a requested copy."""
         request = self._taken.get(name)
         if request is None:
             yield progress
@@ -103,7 +103,7 @@ class RequestedCopies:
             await self._report(self._taken[name])
 
     async def settle(self, cut: Cut) -> None:
-        """The copies that were made are in a cut."""
+        """The finished copies are in a cut."""
         for name, request in list(self._taken.items()):
             if request.state is RequestState.COPIED:
                 del self._taken[name]

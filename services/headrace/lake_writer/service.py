@@ -75,7 +75,9 @@ async def _work(
         return follower is not None and follower.progressed
 
     def last_cut() -> Cut | None:
-        return None if follower is None else follower.last_cut
+        if follower is None:
+            return None
+        return follower.last_cut
 
     scope.spawn("lag", Lag(settings, last_cut).follow(scope))
     try:

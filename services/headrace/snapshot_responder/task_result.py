@@ -1,4 +1,4 @@
-"""What a Spark task of a snapshot returns. Imports nothing that the responder does not need."""
+"""The result of a Spark task of a snapshot. Imports nothing that the responder does not need."""
 
 from __future__ import annotations
 

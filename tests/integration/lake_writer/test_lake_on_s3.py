@@ -29,7 +29,7 @@ INSERT INTO kinds VALUES
 
 @dataclass(frozen=True)
 class Bucket:
-    """Where a lake is, and how its service and PyIceberg reach it."""
+    """The place of a lake, and how its service and PyIceberg reach it."""
 
     environment: dict[str, str]
     lake: BucketLake

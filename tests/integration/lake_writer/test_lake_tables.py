@@ -1,4 +1,4 @@
-"""A table that can't be in the lake is parked with its reason, and the others go on."""
+"""A table that can't be in the lake is parked with its reason, and the others continue."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_age_drops_only_snapshots_that_no_young_cut_shows() -> None:
     metadata = new_table().metadata
     for number in range(1, 5):
         metadata = with_snapshot(metadata, snapshot(number, metadata.current_snapshot_id))
-    # Snapshot 2 was current until snapshot 3 was made: a cut of that age shows it.
+    # Snapshot 2 was current until snapshot 3 was created: a cut of that age shows it.
     now_us = (2_000_000_000_000 + 3) * 1000 + 1_000_000
     assert expired(metadata, Retention(100, 1.0), now_us) == [1]
     assert expired(metadata, Retention(100), now_us) == []

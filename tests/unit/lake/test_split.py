@@ -1,4 +1,4 @@
-"""A batch that is divided among tasks does what it says, whatever the parts."""
+"""A batch that is divided among tasks does what it says, for any parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.lake.apply import apply
 from headrace.lake.catalog import TableName
 from headrace.lake.draft import ColumnCache, TableDraft
 from headrace.lake.snapshots import LiveFile, TableFiles
-from headrace.lake.split import Division, Part, parts_by_key, survey
+from headrace.lake.split import Division, KeyPart, parts_by_key, survey
 from headrace.lake.tables import LakeTable, new_table
 from tests.support.lake_memory import ROOT, MemoryFiles
 
@@ -109,7 +109,7 @@ def a_table() -> LakeTable:
 
 
 def rows_of(files: MemoryFiles, base: TableFiles, draft: TableDraft) -> list[tuple[Any, ...]]:
-    """What a reader finds in the next snapshot's files, without the rows that are deleted."""
+    """The rows that a reader finds in the next snapshot's files, without the rows that are deleted."""
     changes = draft.finish()
     paths = [path for path in base.data if path not in changes.removed]
     deletes = {path: live.file for path, live in base.deletes.items()} | changes.deletes
@@ -190,7 +190,7 @@ def test_every_row_is_in_one_part_and_a_truncate_in_all() -> None:
     found = [key for part in parts for key in part.column("key").to_pylist()[1:]]
     assert sorted(map(str, found)) == sorted(map(str, keys[1:]))
     assert min(part.num_rows for part in parts) > 20
-    assert Part().of(batch).equals(batch)
+    assert KeyPart().of(batch).equals(batch)
 
 
 @pytest.mark.parametrize(

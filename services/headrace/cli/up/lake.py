@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError
 from headrace.lake.opening import check_lake
-from headrace.settings import load
+from headrace.settings import LakeEngine, load
 
 _PACKAGES = ("numpy", "obstore", "pyarrow", "pyiceberg")
 
@@ -30,9 +30,14 @@ def with_archive(environment: Mapping[str, str], folder: Path) -> dict[str, str]
     missing = next((name for name in _PACKAGES if find_spec(name) is None), None)
     if missing is not None:
         raise LakeNotInstalledError(f"a lake needs {missing}, which is not installed")
+    if load(environment).lake.engine is LakeEngine.SPARK and find_spec("pyspark") is None:
+        raise LakeNotInstalledError(
+            "HEADRACE_LAKE_ENGINE=spark needs pyspark, which is not installed",
+            remedy="pip install 'headrace[lake,spark]', or set HEADRACE_LAKE_ENGINE=inline.",
+        )
     found = dict(environment)
     if not found.get("HEADRACE_ARCHIVE_URL"):
-        found["HEADRACE_ARCHIVE_URL"] = (folder.absolute() / "archive").as_uri()
+        found["HEADRACE_ARCHIVE_URL"] = f"file://{folder.absolute()}/archive"
         found.setdefault("HEADRACE_ARCHIVE_REQUIRED", "true")
     check_lake(load(found))
     return found
