@@ -19,7 +19,7 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from headrace.lake.catalog import Catalog
-from headrace.lake.files import LakeFiles, LakeIO
+from headrace.lake.files import LakeFiles, LakeIO, canonical
 
 SOURCE_PROPERTY = "headrace.source"
 UNUSED_KIND = "unused-folder"
@@ -76,7 +76,7 @@ def is_table_folder(files: LakeFiles, location: str) -> bool:
 
 
 def referenced(io: LakeIO, location: str) -> set[str]:
-    """Every file that a table's current metadata leads to."""
+    """Every file that a table's current metadata leads to, as the store lists it."""
     metadata = FromInputFile.table_metadata(io.new_input(location))
     found = {location}
     found.update(entry.metadata_file for entry in metadata.metadata_log)
@@ -91,7 +91,7 @@ def referenced(io: LakeIO, location: str) -> set[str]:
             if manifest.manifest_path not in found:
                 found.add(manifest.manifest_path)
                 found.update(_files_of(io, manifest))
-    return found
+    return {canonical(name) for name in found}
 
 
 def _files_of(io: LakeIO, manifest: ManifestFile) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ def unused_files(files: LakeFiles, location: str, before: float) -> list[Unused]
 
 def folder_of(metadata_location: str) -> str:
     """The table's folder by the location of its metadata."""
-    return metadata_location.rpartition("/metadata/")[0]
+    return canonical(metadata_location).rpartition("/metadata/")[0]
 
 
 def unused_folders(

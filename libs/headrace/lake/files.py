@@ -40,6 +40,13 @@ _CREDENTIALS_REMEDY = (
 )
 
 
+def canonical(location: str) -> str:
+    """A location as this lake writes it: Java's engines write `file:/` with one slash."""
+    if location.startswith("file:/") and not location.startswith("file://"):
+        return f"file://{location.removeprefix('file:')}"
+    return location
+
+
 class LakeFiles:
     """Objects below the root location of a lake."""
 
@@ -60,7 +67,7 @@ class LakeFiles:
 
     def contains(self, location: str) -> bool:
         """Whether a location is below the root."""
-        return location.startswith(f"{self.root}/")
+        return canonical(location).startswith(f"{self.root}/")
 
     def put(self, location: str, data: bytes | memoryview) -> None:
         """Write a new file; on disk when this returns."""
@@ -142,7 +149,7 @@ class LakeFiles:
                 f"{location} is not in the lake {self.root}",
                 remedy="A lake can't be moved: use the URL that it was created with.",
             )
-        return location[len(self.root) + 1 :]
+        return canonical(location)[len(self.root) + 1 :]
 
 
 def _failure(location: str, done: str, error: Exception) -> LakeUnreachableError:

@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError, describe
 from headrace.http.authority import bears, is_loopback
 from headrace.lake.catalog import Catalog, TableName
 from headrace.lake.errors import LakeUnreachableError
-from headrace.lake.files import LakeFiles
+from headrace.lake.files import LakeFiles, canonical
 from headrace.lake.opening import open_catalog
 from headrace.settings import Settings
 
@@ -175,12 +175,11 @@ class Endpoint:
         except LakeUnreachableError:
             self._forget()
             raise
-        root = self._root()
+        below = f"{(self._settings.lake.url or '').rstrip('/')}/"
         # Tables of other programs may be anywhere.
-        return {table: place for table, place in found.items() if place.startswith(f"{root}/")}
-
-    def _root(self) -> str:
-        return (self._settings.lake.url or "").rstrip("/")
+        return {
+            table: place for table, place in found.items() if canonical(place).startswith(below)
+        }
 
     def _metadata(self, location: str, snapshots: str) -> dict[str, Any]:
         files = LakeFiles(self._settings.lake.url or "", timeout_s=TIMEOUT_S)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
 
 from headrace.embedded.ports import free_port
 from headrace.testing.s3 import S3Server
@@ -76,6 +79,12 @@ async def test_pyiceberg_reads_a_lake_in_a_bucket(
                 statement,
                 wrong,
             )
+        port = re.search(r"event=http_listening .*port=(\d+)", suite.log("lake-writer"))
+        assert port is not None
+        uri = f"http://127.0.0.1:{port[1]}/iceberg"
+        served = await asyncio.to_thread(lambda: RestCatalog("headrace", uri=uri))
+        table = await asyncio.to_thread(served.load_table, "public.kinds")
+        assert table.metadata_location == bucket.lake.locations()["public.kinds"]
 
 
 async def test_a_foreign_table_is_left_alone_and_others_go_on(
