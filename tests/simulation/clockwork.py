@@ -86,7 +86,7 @@ class _Handle:
         return self.callback is None
 
 
-# What is due: a process's callback, or an event of the world itself.
+# Something due: a callback of a process, or an event of the world itself.
 _Due = _Handle | partial[object]
 
 

@@ -328,7 +328,7 @@ class Replication:
         if self._server.chance.random() < 0.3:
             slot.durable = slot.confirmed
         if answer:
-            # What it has decoded may be far behind the log's end.
+            # The decoded LSN may be far behind the end of the log.
             self._ready.append(Keepalive(self._decoded, reply_wanted=False))
 
 

@@ -52,7 +52,7 @@ _DONE = _Done()
 
 
 class Timeout:
-    """`asyncio.timeout` without coroutines of its own, and without rescheduling."""
+    """`asyncio.timeout` without coroutines and without rescheduling."""
 
     __slots__ = ("_cancelling", "_delay_s", "_expired", "_handle", "_task")
 

@@ -45,6 +45,8 @@ _KEEPALIVES = {
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "4",
 }
+# Rows that one DELETE of the retention removes.
+EXPIRED_AT_ONCE = 10_000
 # An index on an older table's rows may take hours.
 _UPGRADE_TIMEOUT_S = 86_400.0
 _OWN = """
@@ -240,13 +242,17 @@ class Destination:
     async def expire(self, keep_days: int) -> int:
         """Remove older rows: whole partitions, or rows some at a time. Returns the number of
         partitions or rows.
+
+        The oldest first: a revert in between must not take a row's last change but one for its
+        last one.
         """
         if self._table.partitioned:
             return await self._drop_partitions(keep_days)
         status = await self._connection.execute(
             f"DELETE FROM {self._table.quoted} WHERE ctid = ANY(ARRAY(SELECT ctid FROM "
             f"{self._table.quoted}"
-            " WHERE committed_at < now() - make_interval(days => $1) LIMIT 10000))",
+            " WHERE committed_at < now() - make_interval(days => $1)"
+            f" ORDER BY committed_at, position, ordinal LIMIT {EXPIRED_AT_ONCE}))",
             keep_days,
         )
         return int(status.split()[-1])
@@ -266,7 +272,7 @@ class Destination:
         # The audit must not drop a partition that it did not create, such as a default partition.
         months = [row["relname"] for row in partitions if self._table.is_a_month(row["relname"])]
         old = [name for name in months if name < self._table.partition(oldest)]
-        for name in old:
+        for name in sorted(old):
             await self._connection.execute(f'DROP TABLE "{self._table.schema}"."{name}"')
         return len(old)
 

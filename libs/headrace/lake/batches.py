@@ -1,4 +1,4 @@
-"""Archived changes by table, and what a batch of archive files changes. Pure."""
+"""Archived changes by table, and what a batch of archive files changes."""
 
 from __future__ import annotations
 

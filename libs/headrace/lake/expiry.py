@@ -14,7 +14,7 @@ from pyiceberg.table.metadata import TableMetadata
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class CutRetention:
     """The cuts that readers can go back to."""
 
     cuts: int
@@ -28,7 +28,7 @@ class Retention:
         return max(0, now_us - int(self.age_s * 1_000_000))
 
 
-def expired(metadata: TableMetadata, keep: Retention, now_us: int, added: int = 1) -> list[int]:
+def expired(metadata: TableMetadata, keep: CutRetention, now_us: int, added: int = 1) -> list[int]:
     """The snapshots to drop when as many are added."""
     kept = {ref.snapshot_id for ref in metadata.refs.values()}
     ordered = sorted(metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)

@@ -88,11 +88,6 @@ def report(catalog: Catalog, source: str, request: CopyRequest) -> None:
         _write(catalog, source, request)
 
 
-def withdraw(catalog: Catalog, source: str, table: TableName) -> None:
-    """Forget the request for a table."""
-    catalog.note(source, KIND, _name(table), None)
-
-
 @contextmanager
 def held(catalog: Catalog, source: str) -> Iterator[None]:
     """Ask the writer to make no cut for a while: another one's would be refused each time."""

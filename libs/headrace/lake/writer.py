@@ -36,7 +36,7 @@ from headrace.lake.batches import Batch, TableBatch, runs, since
 from headrace.lake.catalog import Catalog, Cut, Move, TableName
 from headrace.lake.draft import ColumnCache, DraftChanges, TableDraft
 from headrace.lake.errors import CutRefusedError, LakeError, UnownedTableError
-from headrace.lake.expiry import Retention, expired
+from headrace.lake.expiry import CutRetention, expired
 from headrace.lake.files import LakeFiles, LakeIO
 from headrace.lake.metadata import PREVIOUS_MAX
 from headrace.lake.snapshots import TableFiles, TableSnapshot
@@ -114,7 +114,7 @@ class LakeWriter:
         self._catalog = catalog
         self._source = source
         self._cache = ColumnCache(cache_bytes)
-        self._keep = Retention(keep_cuts, keep_s)
+        self._keep = CutRetention(keep_cuts, keep_s)
         self._followed: dict[TableName, _Followed] = {}
         self._dropped: dict[TableName, str] = {}
         # Why a table has to be copied again.
@@ -183,7 +183,7 @@ class LakeWriter:
         draft.remove_files(removed)
         draft.add_files(added)
 
-    def expire(self, keep: Retention) -> int:
+    def expire(self, keep: CutRetention) -> int:
         """Drop more snapshots than cuts do, with the next cut; how many go."""
         self._keep = keep
         now_us = time.time_ns() // 1000

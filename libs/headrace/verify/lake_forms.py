@@ -128,7 +128,7 @@ def _string(source: SqlType) -> Form:
         return lambda text: {"t": "true", "f": "false"}.get(text, text)
     if name == "bytea":
         return _domain_bytes
-    if name in ("json", "jsonb") and source.own_name != name:
+    if name in ("json", "jsonb") and source.domain:
         return _domain_document
     return in_contract(source) or same
 

@@ -7,7 +7,7 @@ The verifier asks each database itself, and trusts neither the stream nor the mi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
@@ -43,6 +43,8 @@ class SqlType:
     name: str
     element: SqlType | None = None
     delimiter: str = ","
+    # The server's type is a domain over this one. Two columns of one base type are equal.
+    domain: bool = field(default=False, compare=False)
 
 
 async def types_of(connection: psycopg.AsyncConnection[Any], relation: str) -> dict[str, SqlType]:
@@ -56,7 +58,7 @@ async def types_of(connection: psycopg.AsyncConnection[Any], relation: str) -> d
 def _type(known: Mapping[int, Sequence[Any]], oid: int) -> SqlType:
     name, base, element, delimiter = known[oid]
     if base:
-        return _type(known, base)
+        return replace(_type(known, base), domain=True)
     if not element:
         return SqlType(name, None, delimiter)
     # An array's text separates elements by their type's delimiter, not its own.

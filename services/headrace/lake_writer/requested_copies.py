@@ -1,4 +1,4 @@
-"""Carries out operators' requests: copies tables again, and makes no cut while one is held."""
+"""Carries out operators' requests: copies tables again, and holds cuts back."""
 
 from __future__ import annotations
 

@@ -141,6 +141,22 @@ async def test_without_partitions_old_rows_are_deleted(
     assert await database.fetchval("SELECT count(*) FROM changes") == 3
 
 
+async def test_old_rows_are_deleted_the_oldest_first(
+    destinations: Destinations, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A revert in between would take a row's older change for its last one."""
+    monkeypatch.setattr("headrace.audit.destination.EXPIRED_AT_ONCE", 3)
+    destination = await destinations.open()
+    now = datetime.now(UTC)
+    await destination.write(batch(10, now - timedelta(days=11)))
+    await destination.write(batch(20, now - timedelta(days=10)))
+    # Behind the newer ones in the table's file.
+    await database.execute("UPDATE changes SET context = '{\"moved\": 1}' WHERE position = 10")
+    assert await destination.expire(7) == 3
+    left = await database.fetch("SELECT DISTINCT position FROM changes")
+    assert [row["position"] for row in left] == [20]
+
+
 async def test_an_older_auditors_table_is_taken_over_with_its_rows(
     destinations: Destinations, database: Database
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.lake import backfill, keep
+from headrace.cli.lake import copy_again, keep
 from headrace.cli.lake.opened import Lake, opened
 from headrace.testing.suite import Suite
 from tests.oracle.lake import ForeignLake
@@ -61,7 +61,7 @@ async def test_upkeep_by_hand_beside_a_busy_lake_writer_loses_nothing(
     reader = SumReader(ForeignLake(tmp_path / "lake"))
 
     def by_hand(lake: Lake) -> None:
-        backfill.backfill(lake, "account_3", 60, wait=True, as_json=True)
+        copy_again.copy_again(lake, "account_3", 60, wait=True, as_json=True)
         keep.compact_all(lake, as_json=True)
         keep.expire(lake, 2, None, as_json=True)
         keep.orphans(lake, None, remove=True, as_json=True)

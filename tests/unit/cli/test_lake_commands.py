@@ -181,7 +181,7 @@ def test_folders_of_dropped_tables_stay_for_their_time(
     assert len(ForeignLake(lake.folder).rows("public.others")) == 3
 
 
-def test_a_backfill_is_a_request_that_stays(lake: LocalLake) -> None:
+def test_a_request_for_a_copy_is_one_that_stays(lake: LocalLake) -> None:
     assert documents("backfill", "numbers", "--no-wait")[0]["state"] == "waiting"
     assert "is waiting" in run("backfill", "numbers", "--wait", "0", fails=True)
     request = requests.requests(lake.catalog, SLOT)[NUMBERS]

@@ -14,7 +14,7 @@ from pyiceberg.table.update import (
 )
 
 from headrace.lake import snapshots
-from headrace.lake.expiry import Retention, expired
+from headrace.lake.expiry import CutRetention, expired
 from headrace.lake.files import LakeIO
 from headrace.lake.metadata import PREVIOUS_MAX, with_previous, with_snapshot, without_snapshots
 from headrace.lake.snapshots import FileChanges, TableSnapshot
@@ -37,7 +37,7 @@ def tagged(table: TableSnapshot, name: str) -> TableSnapshot:
     return TableSnapshot(metadata, table.location, table.files)
 
 
-def grown(io: LakeIO, table: TableSnapshot, number: int, keep: Retention) -> TableSnapshot:
+def grown(io: LakeIO, table: TableSnapshot, number: int, keep: CutRetention) -> TableSnapshot:
     changes = FileChanges([data_file(f"file-{number}")])
     # As compaction does: the number of files that a table has is bounded.
     if len(table.files.data) >= 8:
@@ -84,7 +84,7 @@ def test_many_cuts_leave_metadata_and_manifests_bounded() -> None:
     sizes = []
     manifests = []
     for number in range(CUTS):
-        table = grown(io, table, number, Retention(KEPT))
+        table = grown(io, table, number, CutRetention(KEPT))
         sizes.append(files.size(table.location))
         manifests.append(len(table.files.manifests))
     assert max(sizes[CUTS // 2 :]) <= max(sizes[: CUTS // 2]) + 200
@@ -99,11 +99,11 @@ def test_many_cuts_leave_metadata_and_manifests_bounded() -> None:
 
 def test_a_tag_keeps_its_snapshot() -> None:
     io = LakeIO(MemoryFiles())
-    table = grown(io, new_table(), 0, Retention(2))
+    table = grown(io, new_table(), 0, CutRetention(2))
     table = tagged(table, "audit")
     first = table.metadata.current_snapshot_id
     for number in range(1, 20):
-        table = grown(io, table, number, Retention(2))
+        table = grown(io, table, number, CutRetention(2))
     kept = [each.snapshot_id for each in table.metadata.snapshots]
     assert first in kept
     assert len(kept) == 3
@@ -115,7 +115,7 @@ def test_age_drops_only_snapshots_that_no_young_cut_shows() -> None:
         metadata = with_snapshot(metadata, snapshot(number, metadata.current_snapshot_id))
     # Snapshot 2 was current until snapshot 3 was created: a cut of that age shows it.
     now_us = (2_000_000_000_000 + 3) * 1000 + 1_000_000
-    assert expired(metadata, Retention(100, 1.0), now_us) == [1]
-    assert expired(metadata, Retention(100), now_us) == []
+    assert expired(metadata, CutRetention(100, 1.0), now_us) == [1]
+    assert expired(metadata, CutRetention(100), now_us) == []
     # However old the last one is.
-    assert expired(metadata, Retention(100, 1.0), now_us + 10**12) == [1, 2, 3]
+    assert expired(metadata, CutRetention(100, 1.0), now_us + 10**12) == [1, 2, 3]

@@ -446,7 +446,7 @@ def test_a_cancelled_opening_that_fails_keeps_no_lock(
         opening.cancel()
         await asyncio.wait({opening})
         again = asyncio.create_task(target.load())
-        # It has begun before the first attempt ends.
+        # It starts before the first attempt ends.
         await asyncio.sleep(0)
         may_go_on.set()
         try:

@@ -26,6 +26,7 @@ KEPT = {
     "FRAME_OVERHEAD_BYTES": "how much larger than its setting a frame may be, as tests check",
     "connection_made": "asyncio calls it",
     "to_input_file": "PyIceberg calls it",
+    "new_writer": "PyIceberg calls it",
     "streamReader": "Spark calls it",
     "pushFilters": "Spark calls it",
     "initialOffset": "Spark calls it",

@@ -118,7 +118,7 @@ def cuts(
 
 
 @app.command("backfill")
-def backfill(  # typer turns them into options
+def copy_again(  # typer turns them into options
     table: Annotated[str, typer.Argument(help="A published table, such as users or app.orders.")],
     url: Url = None,
     catalog: CatalogUrl = None,
@@ -135,9 +135,9 @@ def backfill(  # typer turns them into options
     """
 
     def work(lake: Lake) -> None:
-        from headrace.cli.lake import backfill as command
+        from headrace.cli.lake import copy_again as command
 
-        command.backfill(lake, table, wait, wait=not no_wait, as_json=as_json)
+        command.copy_again(lake, table, wait, wait=not no_wait, as_json=as_json)
 
     _on_lake(url, catalog, work)
 

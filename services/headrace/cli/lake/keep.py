@@ -21,7 +21,7 @@ from headrace.lake import cleanup
 from headrace.lake.catalog import PointerMovedError
 from headrace.lake.compaction import Compaction, CompactionLimits, compact, plan
 from headrace.lake.errors import CutRefusedError
-from headrace.lake.expiry import Retention
+from headrace.lake.expiry import CutRetention
 from headrace.lake.requests import held
 from headrace.lake.writer import LakeWriter
 
@@ -89,7 +89,7 @@ def _in_a_cut(lake: Lake, step: Callable[[LakeWriter], T]) -> T:
 def expire(lake: Lake, keep_cuts: int | None, older_than_s: float | None, *, as_json: bool) -> None:
     """Drop snapshots that readers don't need any more."""
     settings = lake.settings.lake
-    keep = Retention(
+    keep = CutRetention(
         settings.keep_cuts if keep_cuts is None else keep_cuts,
         settings.keep_s if older_than_s is None else older_than_s,
     )

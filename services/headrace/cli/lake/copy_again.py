@@ -32,7 +32,7 @@ class CopyWaitsError(LakeError):
     remedy = "Start the lake-writer (`headrace lake-writer`); it takes the request when it runs."
 
 
-def backfill(lake: Lake, table: str, wait_s: float | None, *, wait: bool, as_json: bool) -> None:
+def copy_again(lake: Lake, table: str, wait_s: float | None, *, wait: bool, as_json: bool) -> None:
     """Ask for a copy, and wait for it."""
     name = TableName(*table_of(table))
     lake.catalog.prepare()
