@@ -228,7 +228,9 @@ async def test_what_the_bridge_has_no_message_for_is_not_in_the_stream(
     async with consumed(database, own_nats, tmp_path) as (_, consumer):
         await database.execute(f"INSERT INTO {TABLE} (age) VALUES (1)")
         await database.execute("SELECT pg_logical_emit_message(true, 'note', 'x')")
-        await database.execute("SELECT pg_logical_emit_message(false, 'note', 'x')")
+        await database.execute(
+            "SELECT pg_logical_emit_message(false, 'note', 'x'); SELECT pg_switch_wal()"
+        )
         await database.execute(f"TRUNCATE {TABLE}")
         await database.execute(f"ALTER TABLE {TABLE} ADD note text")
         await database.execute("CREATE TABLE other (id int PRIMARY KEY); DROP TABLE other")

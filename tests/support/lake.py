@@ -40,7 +40,7 @@ async def reached(
     lake: ReadableLake, database: Database, suite: Suite, timeout_s: float = 60.0
 ) -> None:
     """Wait until a cut shows everything that is committed now."""
-    lsn = await database.fetchval("SELECT pg_logical_emit_message(false, 'test', '') - '0/0'")
+    lsn = await database.fetchval("SELECT pg_logical_emit_message(true, 'test', '') - '0/0'")
     deadline = time.monotonic() + timeout_s
     while True:
         cut = await asyncio.to_thread(lake.cut)

@@ -21,7 +21,7 @@ import sys, tempfile
 from pathlib import Path
 import pyarrow.parquet as pq
 from headrace.settings import load
-from headrace.snapshot_responder.driver import _session
+from headrace.spark.driver import _session
 
 with tempfile.TemporaryDirectory() as folder:
     spark = _session(load({}), Path(folder))

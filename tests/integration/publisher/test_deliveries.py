@@ -366,7 +366,10 @@ async def test_an_emitted_message_stands_alone_behind_everything_before_it(line:
         "BEGIN; INSERT INTO a VALUES (1, 'x'); SELECT pg_logical_emit_message(true, 'note', 'one');"
         "INSERT INTO a VALUES (2, 'y'); COMMIT"
     )
-    await line.database.execute("SELECT pg_logical_emit_message(false, 'note', 'two')")
+    # Only a switch writes it to disk soon: a message outside transactions waits for other WAL.
+    await line.database.execute(
+        "SELECT pg_logical_emit_message(false, 'note', 'two'); SELECT pg_switch_wal()"
+    )
     async with asyncio.timeout(10):
         while len(found := await messages(line.nats.url)) < 5:  # noqa: ASYNC110  # a stream gives no event
             await asyncio.sleep(0.1)
@@ -437,7 +440,9 @@ class TestTransactions:
             "publisher", HEADRACE_MESSAGE_PREFIXES="note", HEADRACE_CATALOG_INTERVAL_S="0.2"
         )
         await line.joined(2)
-        await line.database.execute("SELECT pg_logical_emit_message(false, 'note', 'single')")
+        await line.database.execute(
+            "SELECT pg_logical_emit_message(false, 'note', 'single'); SELECT pg_switch_wal()"
+        )
         await self.subject_comes(line, MESSAGES)
         await line.insert("a", 1, 2)
         await self.subject_comes(line, "cdc.a.insert", times=2)
