@@ -77,6 +77,7 @@ async def test_upkeep_by_hand_beside_a_busy_lake_writer_loses_nothing(
                 await asyncio.to_thread(commands)
             seen = len(reader.cuts)
             await eventually(lambda: len(reader.cuts) >= seen + 3)
-        assert suite.log("lake-writer").count('reason="it was requested"') == 2
+        # A writer that a command by hand outran starts again, and so does its copy.
+        assert suite.log("lake-writer").count('reason="it was requested"') >= 2
         assert not (wrong := await became_same(foreign, database, suite)), wrong
     assert not reader.wrong
