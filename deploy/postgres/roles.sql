@@ -5,8 +5,9 @@
 -- Run this as a superuser in the source database; it is safe to repeat. Passwords are variables, so that no file contains
 -- them. With other authentication methods, remove them afterwards (ALTER ROLE … PASSWORD NULL).
 --
--- A role with REPLICATION may also copy the whole cluster (pg_basebackup). Logical replication needs no line
--- `host replication …` in pg_hba.conf: without one for these roles, they can't.
+-- A role with REPLICATION can read the whole cluster: PostgreSQL allows BASE_BACKUP on every replication connection, also
+-- on those to a database, so that leaving out `host replication …` in pg_hba.conf doesn't prevent it. Keep the passwords of
+-- these roles as you keep a superuser's, and let pg_hba.conf accept them only from where the services run.
 \set ON_ERROR_STOP on
 SELECT format('CREATE ROLE %I', name)
 FROM unnest(ARRAY['headrace_reader', 'headrace_catalog', 'headrace_snapshot', 'headrace_audit']) name

@@ -24,6 +24,15 @@ class Position(NamedTuple):
     def __str__(self) -> str:
         return f"{format_lsn(self.lsn)}+{self.seq}"
 
+    @property
+    def gap_lsn(self) -> int:
+        """The first LSN of a gap behind this change: that of the rest of its transaction, which
+        may be missing. A message outside transactions has no rest.
+        """
+        # Records begin and end at multiples of 8. Only the position of such a message is odd: one
+        # byte before its record's end (transaction_cursor).
+        return self.lsn + self.lsn % 2
+
 
 ORIGIN = Position(0, 0)
 

@@ -89,7 +89,7 @@ class BridgeConsumer:
         pull = await self.client.jetstream().pull_subscribe(
             "cdc.>", durable=durable, stream="CDC", config=config
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while len(self.events) < changes:
                 with contextlib.suppress(NatsTimeoutError):
                     for message in await pull.fetch(100, timeout=1):

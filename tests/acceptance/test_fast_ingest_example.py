@@ -126,6 +126,9 @@ async def struck_under_way(urls: str, lines: Path, faults: Iterable[Fault]) -> P
             while program.returncode is None and await stored_now(client) < before + UNDER_WAY:  # noqa: ASYNC110  # polled
                 await asyncio.sleep(0.01)
             hit = await fault(program)
+    # nats-py cancels the task that closes it while it reconnects.
+    while not client.is_connected:  # noqa: ASYNC110  # polled
+        await asyncio.sleep(0.01)
     await client.close()
     return program
 
@@ -142,7 +145,11 @@ def lengthened(lines: Path, more: int) -> None:
 
 
 async def found(url: str) -> list[bytes]:
-    return [message.data for message in await raw_messages(url, STREAM)]
+    """Read again until it succeeds: a request to a cluster without a leader gets no answer."""
+    async with asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(NatsError):
+                return [message.data for message in await raw_messages(url, STREAM)]
 
 
 def expected(lines: Path) -> list[bytes]:

@@ -1,5 +1,7 @@
-"""Fixtures of the archive's tests."""
+"""Fixtures of the archive's tests and the sinks' tests."""
 
 from tests.support.archiving import archiving, s3
+from tests.support.sink_kills import line
+from tests.support.sink_servers import own_kafka, own_rabbitmq, own_valkey
 
-__all__ = ["archiving", "s3"]
+__all__ = ["archiving", "line", "own_kafka", "own_rabbitmq", "own_valkey", "s3"]

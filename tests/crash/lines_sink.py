@@ -19,10 +19,10 @@ import orjson
 from nats.aio.client import Client
 
 from headrace.bus.frame import Opening
+from headrace.confirming.change_store import Demand, Stored, Taken
 from headrace.confirming.epoch_follower import EpochFollower
 from headrace.confirming.relation_shape import DescribedRelations, RelationShape, Values
 from headrace.confirming.relations import Relations
-from headrace.confirming.sink import Demand, Stored, Taken
 from headrace.confirming.source_identity import SourceIdentity, divergence, gap_before
 from headrace.confirming.transaction_cursor import TransactionCursor
 from headrace.contract.values import Encoding, ValueOptions

@@ -30,7 +30,7 @@ from tests.mutants.mutations import mutations
 
 ACCEPTED = Path(__file__).with_name("accepted.txt")
 # The suite's promises rest on these: the pure cores, the confirmers and what they stand on,
-# consumers, mirrors and what verifies them, archive and audit.
+# consumers, mirrors and what verifies them, archive, audit and lake.
 MODULES = (
     "libs/headrace/bus/*.py",
     "libs/headrace/confirming/*.py",
@@ -43,6 +43,7 @@ MODULES = (
     "libs/headrace/verify/*.py",
     "libs/headrace/archive/*.py",
     "libs/headrace/audit/*.py",
+    "libs/headrace/lake/*.py",
     "services/headrace/publisher/*.py",
     "services/headrace/archiver/*.py",
     "services/headrace/wal_reader/*.py",
@@ -91,6 +92,12 @@ REAL = {
     ),
     "libs/headrace/postgres/": ("tests/integration/postgres",),
     "libs/headrace/consumer/": ("tests/integration/consumer",),
+    "libs/headrace/lake/": (
+        "tests/integration/lake",
+        "tests/integration/lake_writer/test_lake_line.py",
+        "tests/integration/lake_writer/test_lake_changes.py",
+    ),
+    "libs/headrace/verify/lake": ("tests/integration/lake_writer/test_lake_verify.py",),
     "libs/headrace/verify/": (
         "tests/integration/verify/test_sql_rows.py",
         "tests/integration/verify",

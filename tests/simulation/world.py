@@ -435,8 +435,7 @@ class World:
             for module in _SERVICES.values():
                 put(module, "on_the_bus", self.on_the_bus)
             put(archiver_service, "Store", self.store)
-            # They are about the memory of a process, which is not the archiver's here.
-            put(archiver_service, "keep_small", lambda: None)
+            # It is about the memory of a process, which is not the archiver's here.
             put(file_writer, "give_back", lambda: None)
             put(ReplicationConnection, "open", opened)
             put(real_connection, "connect", connected)

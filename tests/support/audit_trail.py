@@ -65,21 +65,24 @@ class Trail:
         """As a writer begins that an earlier version's trail tells nothing of its tables."""
         self._book.tables.clear()
 
-    async def _event(self, operation: str, table: str, payload: Mapping[str, Any]) -> Event:
-        self._lsn += 100
-        tx = {
-            "xid": self._lsn,
+    def tx(self, xid: int) -> dict[str, Any]:
+        """A transaction of one change."""
+        return {
+            "xid": xid,
             "lsn": self._lsn,
             "ts": "2026-01-01T00:00:00Z",
             "seq": 0,
             "last": True,
         }
+
+    async def _event(self, operation: str, table: str, payload: Mapping[str, Any]) -> Event:
+        self._lsn += 100
         relation_id = await self.database.fetchval(
             "SELECT coalesce(to_regclass($1)::oid::int8, 1)", table
         )
         body = {
             "operation": operation,
-            "tx": tx,
+            "tx": self.tx(self._lsn),
             "relation_id": relation_id,
             "key": ["id"],
             **payload,
@@ -113,18 +116,19 @@ class Trail:
             "columns": [dict(column) for column in columns],
             "changes": [{"change": change} for change in changes],
             "resync": resync,
+            "tx": {"xid": self._lsn},
         }
         self._book.learn(Position(self._lsn, 0), payload)
         await self._read_files()
 
     async def _read_files(self) -> None:
-        """As the audit-writer does, at this trail's place instead of the server's."""
+        """As the audit-writer does, a little behind this trail's place instead of at the server's."""
         connection = await self.database.connect()
         wanted = self._book.without_files()
         found = await catalog.files(connection, wanted)
         for relation_id, names in wanted.items():
             files = found.get(relation_id)
-            self._book.take_files(names, files and replace(files, lsn=self._lsn))
+            self._book.take_files(names, files and replace(files, lsn=self._lsn + 50))
 
     async def text(self) -> list[str]:
         """The table's rows as PostgreSQL writes them."""

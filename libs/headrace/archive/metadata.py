@@ -1,11 +1,12 @@
 """A file's metadata, in its Parquet footer under the key `headrace`.
 
-The last file's metadata is enough to continue the archive. Owns the format, version 1. Pure.
+The last file's metadata is enough to continue the archive. Owns the format, version 1: a later
+version may add keys, which this one ignores, at every level. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +34,11 @@ class ColumnInfo:
     is_key: bool
     filled: bool = True
     number: int = 0
+
+    @classmethod
+    def decode(cls, body: Mapping[str, Any]) -> ColumnInfo:
+        """A column as JSON has it; a later version may know more about it."""
+        return cls(**_known(cls.__slots__, body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +150,10 @@ def decode(data: bytes) -> SegmentInfo:
         last = Position(*body.pop("last"))
         after = body.pop("after", None)
         groups = tuple((start, stop, digest) for start, stop, digest in body.pop("groups", ()))
-        known = {name: body[name] for name in SegmentInfo.__slots__ if name in body}
         return SegmentInfo(
-            **known,
+            **_known(SegmentInfo.__slots__, body),
             tables=tables,
-            gap=Gap(**gap) if gap else None,
+            gap=Gap(**_known(Gap.__slots__, gap)) if gap else None,
             versions=versions,
             first=first,
             last=last,
@@ -160,5 +165,10 @@ def decode(data: bytes) -> SegmentInfo:
 
 
 def _table(body: dict[str, Any]) -> TableInfo:
-    columns = tuple(ColumnInfo(**column) for column in body["columns"])
-    return TableInfo(**{**body, "key": tuple(body["key"]), "columns": columns})
+    columns = tuple(ColumnInfo.decode(column) for column in body["columns"])
+    known = _known(TableInfo.__slots__, body)
+    return TableInfo(**{**known, "key": tuple(body["key"]), "columns": columns})
+
+
+def _known(names: Iterable[str], body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: body[name] for name in names if name in body}

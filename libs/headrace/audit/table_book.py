@@ -37,6 +37,8 @@ class Noted:
     since: Position | None = None
     # As the catalog had them at `since` or before; None: not read yet.
     files: str | None = None
+    # The transaction at `since`, until the files are read; 0: not known. Not stored.
+    xid: int = 0
 
 
 UNKNOWN = Noted()
@@ -82,7 +84,8 @@ class TableBook:
         if noted.relation_id == relation_id:
             since = _later(noted.since, event.position)
         # A TRUNCATE gives the table new files.
-        self.tables[names] = Noted(key, noted.binary, relation_id, since)
+        xid = int(event.payload["tx"]["xid"])
+        self.tables[names] = Noted(key, noted.binary, relation_id, since, xid=xid)
         return True
 
     def skip(self, event: Event) -> bool:
@@ -138,10 +141,11 @@ class TableBook:
             self.tables[names] = replace(noted, since=None, files="")
             return
         since = noted.since
-        if since is None or not files.first:
-            # A rewrite may have come before the reading. Later commits write into these files.
+        if since is None or not files.first or files.joined_after(noted.xid):
+            # A rewrite, or a time outside the publication, may have come before the reading. Later
+            # commits write into these files, and another membership has its event.
             since = Position(files.lsn, 0)
-        self.tables[names] = replace(noted, since=since, files=files.text)
+        self.tables[names] = replace(noted, since=since, files=files.text, xid=0)
 
 
 def _after_schema(
@@ -151,7 +155,8 @@ def _after_schema(
     changes = {change["change"] for change in payload.get("changes") or ()}
     relation_id = payload["relation_id"]
     if known is None or known.relation_id != relation_id:
-        return replace(noted, relation_id=relation_id, since=position, files=None)
+        xid = int(payload["tx"]["xid"])
+        return replace(noted, relation_id=relation_id, since=position, files=None, xid=xid)
     if payload["resync"] or "table_first_seen" in changes or not payload.get("columns"):
         # The publisher may have read the catalog ahead of this position: the rows may have changed
         # after it.

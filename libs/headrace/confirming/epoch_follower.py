@@ -1,9 +1,9 @@
-"""Follows one run of epochs: frames in, changes into a sink, LSNs confirmed.
+"""Follows one run of epochs: frames in, changes into a store, LSNs confirmed.
 
-Lives from one reading of the store's durable end to the next doubt: an error of the sink ends
+Lives from one reading of the store's durable end to the next doubt: an error of the store ends
 it, asks the wal-reader for a new epoch, and the service creates both again. Within it, new epochs
-of the wal-reader are simply replays. Promises: an LSN is confirmed only after the sink reported it
-durable, and in the epoch in which it did; entries reach the sink in order and without a hole.
+of the wal-reader are simply replays. Promises: an LSN is confirmed only after the store reported it
+durable, and in the epoch in which it did; entries reach the store in order and without a hole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace import log as logs
 from headrace.bus import control, subjects
 from headrace.bus.frame import Opening, frame_name
 from headrace.bus.receiver import FrameReceiver
-from headrace.confirming.sink import TICK_S, Demand, Sink, Stored, Taken
+from headrace.confirming.change_store import TICK_S, ChangeStore, Demand, Stored, Taken
 from headrace.errors import describe
 from headrace.lsn import format_lsn
 from headrace.postgres.relation_facts import ReadingAbandonedError
@@ -43,7 +43,7 @@ class EpochFollower:
         scope: Scope,
         settings: Settings,
         client: Client,
-        sink: Sink,
+        store: ChangeStore,
         confirmer: str,
         session: str,
         suite: str = "",
@@ -51,13 +51,13 @@ class EpochFollower:
         self._scope = scope
         self._settings = settings
         self._client = client
-        self._sink = sink
+        self._store = store
         self._confirmer = confirmer
         self._log = logs.logger(confirmer)
         self._source = settings.source.slot
         self._receiver = FrameReceiver(confirmer, session)
         self._receiver.suite = suite
-        # What was confirmed last. In a new epoch, what the sink's store contained before counts as
+        # What was confirmed last. In a new epoch, what the store contained before counts as
         # confirmed until a frame asks: this confirmer must not seem ahead of others, which can't
         # have confirmed anything yet.
         self._confirmed = Stored(0, waiting=False)
@@ -104,21 +104,21 @@ class EpochFollower:
         if received.opening is not None:
             await self._on_opening(received.opening)
         name = frame_name(self._receiver.epoch, self._receiver.seq)
-        stored = await self._sink.take(Taken(name, received.entries))
+        stored = await self._store.take(Taken(name, received.entries))
         if received.opening is not None:
             self._confirmed = stored
         if self._scope.stopping.is_set():
-            # The sink may have left the frame's rest: there is no credit for it.
+            # The store may have left the frame's rest: there is no credit for it.
             return
         if received.flush:
-            stored = await self._sink.store(Demand.ALL)
+            stored = await self._store.store(Demand.ALL)
         if received.entries or received.confirm:
             # A wal-reader that was silent and continues its epoch opens no new one.
             self._scope.health.unblock("bus")
             await self._confirm(stored)
 
     async def _on_opening(self, opening: Opening) -> None:
-        await self._sink.on_epoch(opening)
+        await self._store.on_epoch(opening)
         self._scope.health.started()
         self._scope.health.unblock("bus")
         self._log.info(
@@ -126,8 +126,8 @@ class EpochFollower:
         )
 
     async def _between_frames(self, *, more: bool) -> float:
-        """Let the sink store; how soon it is to be asked again."""
-        stored = await self._sink.store(Demand.LITTLE if more else Demand.MORE)
+        """Let the store write; how soon it is to be asked again."""
+        stored = await self._store.store(Demand.LITTLE if more else Demand.MORE)
         if stored.lsn > self._confirmed.lsn or (self._confirmed.waiting and not stored.waiting):
             await self._confirm(stored)
         return stored.again_s
@@ -148,7 +148,7 @@ class EpochFollower:
 
     async def _leave(self) -> None:
         """Stop in order: what is whole is stored and confirmed; the rest comes again."""
-        stored = await self._sink.store(Demand.ALL)
+        stored = await self._store.store(Demand.ALL)
         with contextlib.suppress(TimeoutError):
             await self._confirm(stored)
             await self._client.flush()

@@ -1,7 +1,7 @@
 """The shape of a relation: its columns, their converters, and those that identify a row. Pure.
 
 It combines the relation's message, the facts that only the catalog has, and the operator's
-selection. Sinks derive the form of their rows from it.
+selection. Change stores derive the form of their rows from it.
 """
 
 from __future__ import annotations

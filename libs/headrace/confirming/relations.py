@@ -1,7 +1,7 @@
 """Describes relations: completes the stream's messages with the facts that only the catalog has.
 
-A question of a sink raises `ReadingAbandonedError` if the service stops before the catalog
-answers. Sinks let it pass: `EpochFollower` takes nothing more then.
+A question of a change store raises `ReadingAbandonedError` if the service stops before the catalog
+answers. Change stores let it pass: `EpochFollower` takes nothing more then.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The transaction and the position of the change at hand. Pure; one instance per epoch.
 
-Promises what every sink's exactly-once rests on: the same WAL gives each change the same position
+Promises what every store's exactly-once rests on: the same WAL gives each change the same position
 on every replay, and positions strictly increase. Every change takes a position, whether it is
 delivered or not.
 """
@@ -17,7 +17,7 @@ class ProtocolError(HeadraceError):
 
 
 class TransactionCursor:
-    """Goes from change to change. A sink's fast path may increment `ordinal` itself."""
+    """Goes from change to change. A store's fast path may increment `ordinal` itself."""
 
     __slots__ = ("ordinal", "transaction")
 

@@ -223,6 +223,11 @@ class Consumer:
             await self._pull.done(self._seen_seq)
         self._unacknowledged = 0
 
+    async def settle(self, stream_seq: int) -> None:
+        """Acknowledge all messages up to this one, for programs that read with `take`."""
+        if self._subscription.durable is not None:
+            await self._pull.done(stream_seq)
+
     async def _fetch(self, wait_s: float) -> None:
         unread = self._unread
         if not unread:
@@ -405,7 +410,6 @@ async def follow(
         client, subscription, overlap or (None if seen is None else seen + 1), info
     )
     pull.passed(seen or 0)
-    begun = kept or 0
     consumer = Consumer(
         js,
         subscription,
@@ -415,7 +419,7 @@ async def follow(
         seen or 0,
         seen,
         _overlap=overlap,
-        _begun=begun,
+        _begun=kept or 0,
         _given_seq=seen or 0,
     )
     try:
@@ -467,9 +471,7 @@ async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int 
     except NotFoundError:
         return None
     await js.delete_consumer(stream, durable)
-    if info.ack_floor:
-        return int(info.ack_floor.stream_seq)
-    return 0
+    return int(info.ack_floor.stream_seq) if info.ack_floor else 0
 
 
 def _takes_all(subscription: Subscription, info: StreamInfo) -> bool:

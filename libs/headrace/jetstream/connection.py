@@ -125,6 +125,9 @@ class _Transport(TcpTransport):
 
     In uvloop, writing to a connection that was just reset raises a RuntimeError. nats-py expects an
     OSError: any other error ends its reconnecting permanently.
+
+    nats-py waits for the same closed connection in two tasks, and cancels one of them when it
+    closes while reconnecting. Without the shield, that cancels the other one too.
     """
 
     def __init__(self) -> None:
@@ -137,6 +140,10 @@ class _Transport(TcpTransport):
     def writelines(self, payload: list[bytes]) -> None:
         with _as_reset():
             super().writelines(payload)  # type: ignore[no-untyped-call]  # nats-py's
+
+    async def wait_closed(self) -> None:
+        closed = super().wait_closed()  # type: ignore[no-untyped-call]  # nats-py's
+        await asyncio.shield(asyncio.ensure_future(closed))
 
 
 @contextlib.contextmanager

@@ -58,6 +58,10 @@ class Assembly:
         self._changed = self._changed or is_outside(event)
         self.follow(event)
 
+    def end_before(self, source: str, lsn: int) -> None:
+        """Note that every transaction that committed before this LSN is here completely."""
+        self._end(source, lsn)
+
     def is_whole(self, source: str, lsn: int) -> bool:
         """Whether the transaction that committed there is complete."""
         return lsn < self._whole.get(source, 0)

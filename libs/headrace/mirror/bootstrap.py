@@ -32,7 +32,7 @@ from headrace.contract.subjects_and_ids import CDC, GAP_SUBJECT, schema_subject
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.changes import staged_steps
-from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
+from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.plan import Resync, shape
 from headrace.mirror.snapshots import (
     Progress,
@@ -53,6 +53,7 @@ from headrace.mirror.target import (
     TargetError,
 )
 from headrace.timing.backoff import Backoff
+from headrace.timing.waits import heed_cancellation
 
 log = logs.logger("mirror")
 

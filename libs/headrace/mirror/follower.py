@@ -24,7 +24,7 @@ from headrace.mirror.ahead import Ahead
 from headrace.mirror.assembly import is_outside
 from headrace.mirror.bootstrap import Streams
 from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
-from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
+from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.reach import READ_S, Reach
 from headrace.mirror.session import (
     LOOK_S,
@@ -44,6 +44,7 @@ from headrace.mirror.target import (
     TargetError,
 )
 from headrace.mirror.verify_hold import VerifyHold
+from headrace.timing.waits import heed_cancellation
 
 log = logs.logger("mirror")
 

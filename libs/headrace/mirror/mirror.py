@@ -26,13 +26,13 @@ from headrace.errors import HeadraceError, describe, leaves
 from headrace.metrics.counters import Counters
 from headrace.mirror.bootstrap import Bootstrap, Streams
 from headrace.mirror.follower import Follower
-from headrace.mirror.mirror_state import Book, heed_cancellation
+from headrace.mirror.mirror_state import Book
 from headrace.mirror.published import Published
 from headrace.mirror.table import NEW, Phase
 from headrace.mirror.target import RowMissingError, Target, TargetError
 from headrace.mirror.verify_hold import VerifyHold
 from headrace.timing.backoff import Backoff
-from headrace.timing.waits import wait_for
+from headrace.timing.waits import heed_cancellation, wait_for
 
 log = logs.logger("mirror")
 

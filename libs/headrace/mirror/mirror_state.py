@@ -30,6 +30,7 @@ from headrace.mirror.target import (
     Target,
     TargetError,
 )
+from headrace.timing.waits import heed_cancellation
 
 log = logs.logger("mirror")
 
@@ -110,15 +111,6 @@ def identity_of(marks: Mapping[str, str]) -> str | None:
     if about["format"] != FORMAT:
         raise FormatError(f"the target has format {about['format']}, this version reads {FORMAT}")
     return str(about["id"])
-
-
-def heed_cancellation() -> None:
-    """End a cancelled task that swallowed the cancellation because it was just finishing (Python
-    3.11).
-    """
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 class Book:

@@ -34,8 +34,7 @@ from headrace.contract.subjects_and_ids import (
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryReader
 from headrace.lsn import parse_lsn
-from headrace.mirror.mirror_state import heed_cancellation
-from headrace.timing.waits import wait_for
+from headrace.timing.waits import heed_cancellation, wait_for
 
 ANSWER_TIMEOUT_S = 30.0
 LOOK_S = 0.5
@@ -154,6 +153,10 @@ class Snapshots:
 
     async def chunk(self, snapshot: StoredSnapshot, number: int) -> Sequence[Mapping[str, Any]]:
         """The rows of one chunk, nothing lost."""
+        return exact.rows(await self.chunk_body(snapshot, number))
+
+    async def chunk_body(self, snapshot: StoredSnapshot, number: int) -> Mapping[str, Any]:
+        """One chunk as the contract defines it."""
         subject = chunk_subject(snapshot.token, snapshot.snapshot_id, number)
         try:
             message = await self._js.get_last_msg(self._init, subject, direct=True)
@@ -161,7 +164,7 @@ class Snapshots:
             raise SnapshotError(
                 f"chunk {number} of {snapshot.snapshot_id} is no longer in the stream"
             ) from error
-        return exact.rows(await whole(self._js, decode(message.data or b"")))
+        return await whole(self._js, decode(message.data or b""))
 
     async def place(self, snapshot: StoredSnapshot) -> int:
         """The sequence behind which everything is that the snapshot lacks, in the stream as it is

@@ -121,12 +121,13 @@ def _read_string(data: bytes, at: int) -> tuple[str, int]:
     try:
         return data[at:end].decode(), end + 1
     except UnicodeDecodeError as error:
+        name = data[at:end].decode(errors="backslashreplace")
         raise DecodeError(
-            f"a name at byte {at} of pgoutput message {data[:1]!r} is not UTF-8",
+            f'the name "{name}" at byte {at} of pgoutput message {data[:1]!r} is not UTF-8',
             remedy=(
-                "A SQL_ASCII database has names in any encoding: rename it, and drop the slot "
-                "(pg_drop_replication_slot), which still has its changes. Elsewhere, set the "
-                "replication connection's client_encoding to UTF8"
+                "A SQL_ASCII database has names in any encoding, and names can't be parked: "
+                "rename it, and drop the slot (pg_drop_replication_slot), which still has its "
+                "changes. Elsewhere, set the replication connection's client_encoding to UTF8"
             ),
         ) from error
 

@@ -137,7 +137,10 @@ async def files(
     """The files of these relations; nothing of one that is gone."""
     rows = await connection.fetch(queries.FILES, list(relation_ids))
     return {
-        row["relation_id"]: RelationFiles(row["text"], row["lsn"], row["first"]) for row in rows
+        row["relation_id"]: RelationFiles(
+            row["text"], row["lsn"], row["first"], tuple(row["joined"]), row["next_xid"]
+        )
+        for row in rows
     }
 
 

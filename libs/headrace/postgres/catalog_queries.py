@@ -232,6 +232,11 @@ SELECT c.oid::int8 AS relation_id, c.relkind = 'r' AND c.relfilenode = c.oid AS 
        (SELECT string_agg(concat_ws(':', p.oid, p.relfilenode), ',' ORDER BY p.oid) FROM pg_class p
         WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid
             FROM pg_partition_tree(c.oid)))) AS text,
+       ARRAY(SELECT r.xmin::text::int8 FROM pg_publication_rel r
+        WHERE r.prrelid = c.oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(c.oid))
+        UNION ALL SELECT n.xmin::text::int8 FROM pg_publication_namespace n
+        WHERE n.pnnspid = c.relnamespace) AS joined,
+       pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS next_xid,
        {PLACE}::int8 AS lsn
 FROM pg_class c WHERE c.oid = ANY($1::oid[])
 """

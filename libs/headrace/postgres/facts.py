@@ -92,12 +92,20 @@ class RelationFiles:
     reached `lsn`.
 
     `first`: the table still has the file that it was created with, so nothing ever rewrote or
-    truncated it.
+    truncated it. `joined`: the transactions since which it is in publications, itself, through an
+    ancestor or its schema.
     """
 
     text: str
     lsn: int
     first: bool
+    joined: tuple[int, ...] = ()
+    # The transaction ID to be assigned next when it was read.
+    next_xid: int = 0
+
+    def joined_after(self, xid: int) -> bool:
+        """Whether the relation may have been outside a publication since this transaction."""
+        return any(follows(joined, xid, self.next_xid) for joined in self.joined)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,9 @@
 """Named crash points: `HEADRACE_FAILPOINT=publisher.after_ack:3` kills the process at the third
 hit.
 
+`…:3:stop` suspends the process there instead, so that a test can kill a server that it uses and
+then let it continue (SIGCONT).
+
 With `HEADRACE_FAILPOINT_ONCE=/path` only the first of several processes is killed: the one that
 creates that file.
 
@@ -12,13 +15,19 @@ from __future__ import annotations
 import os
 import signal
 
+# SIGKILL, because no `finally` may run, as when the machine fails.
+_SIGNALS = {"": signal.SIGKILL, "stop": signal.SIGSTOP}
+
 _armed: dict[str, int] = {}
+_signals: dict[str, signal.Signals] = {}
 
 
 def arm(spec: str) -> None:
-    """Arm `name[:hits]`."""
-    name, _, hits = spec.partition(":")
+    """Arm `name[:hits[:stop]]`."""
+    name, _, rest = spec.partition(":")
+    hits, _, action = rest.partition(":")
     _armed[name] = int(hits or 1)
+    _signals[name] = _SIGNALS[action]
 
 
 def failpoint(name: str) -> None:
@@ -26,9 +35,11 @@ def failpoint(name: str) -> None:
     if left is None:
         return
     _armed[name] = left - 1
-    if left <= 1 and _first():
-        # SIGKILL, because no `finally` may run, as when the machine fails.
-        os.kill(os.getpid(), signal.SIGKILL)
+    if left > 1 or not _first():
+        return
+    if _signals[name] is signal.SIGSTOP:
+        del _armed[name]
+    os.kill(os.getpid(), _signals[name])
 
 
 def _first() -> bool:

@@ -155,6 +155,9 @@ async def _supervised(service: str, process: ProcessSettings, main: Main) -> int
                 # The group waits for all tasks, and those that wait for a stop end only now.
                 scope.stopping.set()
     finally:
+        with scope.waiting_for("threads to end"):
+            # The loop's runner would wait for them without a limit.
+            await loop.shutdown_default_executor()
         deadline.cancel()
     log.info("service_stopped")
     return 0

@@ -12,14 +12,16 @@ from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
 from headrace.settings import ProcessSettings, Settings
-from headrace.suite.services import SERVICES
+from headrace.suite.services import facts_of
 
 
 def http_port(service: str, process: ProcessSettings) -> int:
     """The port of a service: the one that is set, else its own."""
-    if process.http_port is None:
-        return SERVICES[service].port
-    return process.http_port
+    if process.http_port is not None:
+        return process.http_port
+    facts = facts_of(service)
+    assert facts is not None, service
+    return facts.port
 
 
 async def on_the_bus(

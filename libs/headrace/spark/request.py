@@ -92,7 +92,7 @@ def parse_request(subject: str, payload: bytes) -> SnapshotRequest:
         schema,
         table,
         _columns(options),
-        _conditions(options.get("filter")),
+        parse_conditions(options.get("filter")),
         _values(options.get("values")),
     )
 
@@ -134,7 +134,8 @@ def _values(values: Any) -> SnapshotValues | None:
         raise RequestError("values is neither typed nor text") from error
 
 
-def _conditions(conditions: Any) -> tuple[Condition, ...]:
+def parse_conditions(conditions: Any) -> tuple[Condition, ...]:
+    """The conditions of a request's `filter`, or of a sink's `where`."""
     if conditions is None:
         return ()
     if not isinstance(conditions, list):

@@ -1,4 +1,4 @@
-"""Waiting for an event, but not for longer than a given time."""
+"""Waiting for an event, but not for longer than a given time; and waits that are cancelled."""
 
 from __future__ import annotations
 
@@ -13,3 +13,12 @@ async def wait_for(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def heed_cancellation() -> None:
+    """End a cancelled task that swallowed the cancellation because it was just finishing (Python
+    3.11).
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

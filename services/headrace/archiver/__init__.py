@@ -2,6 +2,3 @@
 
 No other package may import it. It never changes a file that it has written.
 """
-
-# Before anything else loads pyarrow.
-from headrace.archiver import pyarrow_memory as pyarrow_memory

@@ -17,7 +17,6 @@ from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Store
 from headrace.archiver.builder import Sealed
 from headrace.archiver.open_file import OpenFile
-from headrace.archiver.pyarrow_memory import give_back
 from headrace.archiver.resume_point import (
     ArchiveEnd,
     last_info,
@@ -29,6 +28,7 @@ from headrace.lsn import ORIGIN, format_lsn
 from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
+from headrace.process.pyarrow_memory import give_back
 
 log = logs.logger("archiver")
 

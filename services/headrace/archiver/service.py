@@ -22,7 +22,6 @@ from headrace.archive.store import Store
 from headrace.archiver import janitor
 from headrace.archiver.archived_table import OPTIONS
 from headrace.archiver.file_writer import FileWriter, at_the_end
-from headrace.archiver.pyarrow_memory import keep_small
 from headrace.archiver.sink import ArchiveSink
 from headrace.confirming.epoch_follower import EpochFollower
 from headrace.confirming.relations import Relations
@@ -48,9 +47,7 @@ async def run(scope: Scope, settings: Settings) -> None:
             "HEADRACE_ARCHIVE_URL is not set",
             remedy="Set it to a folder (file:///…) or a bucket (s3://…, gs://…, az://…).",
         )
-    # Before anything imports pandas, and before the lease: a wrong URL ends the process
-    # immediately.
-    keep_small()
+    # Before the lease: a wrong URL ends the process immediately.
     store = Store(settings.archive.url, timeout_s=settings.archive.put_timeout_s)
 
     async def work(client: Client) -> None:

@@ -16,8 +16,8 @@ from headrace.archiver.builder import Builder, Limits
 from headrace.archiver.file_writer import FileWriter
 from headrace.archiver.open_file import OpenFile
 from headrace.bus.frame import Opening
+from headrace.confirming.change_store import TICK_S, Demand, Stored, Taken
 from headrace.confirming.relations import Relations
-from headrace.confirming.sink import TICK_S, Demand, Stored, Taken
 from headrace.errors import DecodeError
 from headrace.jetstream.parking import Parking
 from headrace.lsn import format_lsn

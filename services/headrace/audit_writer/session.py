@@ -26,6 +26,7 @@ from headrace.contract.selection import Selection
 from headrace.lsn import ORIGIN, Position
 from headrace.process.lifecycle import Scope
 from headrace.settings import PostgresSettings
+from headrace.timing.waits import heed_cancellation
 
 log = logs.logger("audit-writer")
 
@@ -125,7 +126,9 @@ class Session:
 
     async def _read(self, consumer: Consumer) -> None:
         while not self.scope.stopping.is_set():
-            if events := await consumer.take(WAIT_S):
+            events = await consumer.take(WAIT_S)
+            heed_cancellation()
+            if events:
                 await self._add(events)
             self._read_seq = consumer.seen_seq
             if self.destination.is_lost:

@@ -120,6 +120,7 @@ class AtomicPipe(Pipe):
 
     async def publish(self, message: Message) -> None:
         """Add to the group; sends a full one first."""
+        self._raise_failure()
         if self._group and not self.fits(1, len(message.payload)):
             await self.flush()
         self._group.append(message)
@@ -127,6 +128,7 @@ class AtomicPipe(Pipe):
 
     async def publish_all(self, messages: Sequence[Message]) -> None:
         """`publish` for several messages in sequence."""
+        self._raise_failure()
         size = sum([len(message.payload) for message in messages])
         if self.fits(len(messages), size):
             self._group += messages
@@ -151,6 +153,7 @@ class AtomicPipe(Pipe):
     async def drain(self) -> None:
         await self.flush()
         await self._land()
+        self._raise_failure()
 
     async def catch_up(self) -> None:
         """Called when there is nothing to publish: detects a lost connection, and the result of a
@@ -159,6 +162,11 @@ class AtomicPipe(Pipe):
         if not self.flying:
             await self._land()
         self._check_connection()
+
+    def _raise_failure(self) -> None:
+        super()._raise_failure()
+        if self._flight is not None and self._flight.done():
+            self._flight.result()
 
     async def _land(self) -> None:
         """Wait until the group in flight is stored; raises its error, then at every call."""

@@ -1,4 +1,5 @@
-"""Reports messages missing from the middle of the stream as gaps, each once.
+"""Reports messages missing from the middle of the stream as gaps, each once; and notices within
+seconds that messages or the stream itself are gone, also while nothing is published.
 
 The slot delivers a lost tail again. Messages that other messages of the source follow can't be put
 back: they are a gap from the message before the hole to the message after it (docs/adr/0026).
@@ -16,11 +17,13 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 
 from headrace import log as logs
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.jetstream.holes import Hole, known_holes, merged, within, without
+from headrace.jetstream.publishing.errors import TailLostError
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
 from headrace.jetstream.state import Cell
@@ -28,11 +31,14 @@ from headrace.lsn import Gap, Position, format_lsn
 from headrace.metrics.counters import Counters
 from headrace.publisher.gaps import gap_event
 from headrace.publisher.resume_point import ResumePoint
+from headrace.timing.waits import heed_cancellation
 
 log = logs.logger("publisher")
 
 REASON = "stream_damaged"
 LOOK_S = 5.0
+# A server that has just started may answer before it has read its store: a loss is seen twice.
+LOOK_AGAIN_S = 1.0
 
 
 class StreamDamagedError(HeadraceError):
@@ -58,7 +64,11 @@ class Damage:
     _cell: Cell
     # The number of missing messages at the last check.
     _gone: int = 0
-    _spread: bool = False
+    # The stream as it was last seen.
+    _created: str = ""
+    _last_seq: int = 0
+    # Why this run has to end.
+    _loss: Exception | None = None
 
     async def report(
         self,
@@ -71,6 +81,8 @@ class Damage:
         """Publish the gaps not reported yet, then store them; no encoding: only store them."""
         # Holes that are known from the start don't spread: only more of them end this run.
         self._gone = place.tail.gone
+        self._created = place.tail.created
+        self._last_seq = place.tail.last_seq
         if not (place.tail.gone or place.tail.holes):
             return
         lost = merged([*place.tail.holes, *await known_holes(self._js, self._stream)])
@@ -108,6 +120,9 @@ class Damage:
                 # No message of ours follows: if the hole was ours, the slot delivers it again.
                 continue
             gap = await self._gap(first, last, reach, place)
+            if gap.after >= gap.up_to:
+                # Another source's messages are missing: nothing of ours fits between.
+                continue
             if found and gap.after < found[-1].up_to:
                 found[-1] = replace(found[-1], up_to=max(gap.up_to, found[-1].up_to))
             else:
@@ -119,7 +134,7 @@ class Damage:
         behind = await self._tail.first_settled(last + 1, reach)
         # From the last event that is certain on: the hole may have held any later one.
         if before is not None and before.position is not None:
-            after = before.position.lsn
+            after = before.position.gap_lsn
         else:
             after = 0
         if behind is None or behind.position is None:
@@ -133,8 +148,8 @@ class Damage:
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Look for more missing messages every few seconds: a server finds them when it restarts or
-        reads a damaged file.
+        """Look for losses every few seconds: a server finds missing messages when it restarts or
+        reads a damaged file, and an idle pipe doesn't notice that its stream was replaced.
         """
         task = asyncio.create_task(self._watch(), name="damage")
         try:
@@ -144,18 +159,36 @@ class Damage:
             await asyncio.wait({task})
 
     async def _watch(self) -> None:
-        while not self._spread:
+        while self._loss is None:
             await asyncio.sleep(LOOK_S)
-            with contextlib.suppress(NatsError, OSError):
-                gone = (await self._tail.state()).gone
-                self._spread = gone > self._gone
-                # Retention removes holes together with the front.
-                self._gone = min(gone, self._gone)
+            found = await self._look()
+            # A request that was just timing out swallows it, and the run would never end.
+            heed_cancellation()
+            if found is not None:
+                await asyncio.sleep(LOOK_AGAIN_S)
+                self._loss = await self._look()
+
+    async def _look(self) -> Exception | None:
+        """Return an error if messages or the stream are gone."""
+        try:
+            now = await self._tail.state()
+        except NotFoundError as error:
+            return error
+        except (NatsError, OSError):
+            return None
+        if self._created not in ("", now.created) or now.last_seq < self._last_seq:
+            return TailLostError(f"{self._stream} was replaced, or lost its end")
+        self._last_seq = now.last_seq
+        if now.gone > self._gone:
+            return StreamDamagedError(f"messages are missing from the middle of {self._stream}")
+        # Retention removes holes together with the front.
+        self._gone = now.gone
+        return None
 
     def check(self) -> None:
-        """Raise if more messages are missing: the next follower reports them."""
-        if self._spread:
-            raise StreamDamagedError(f"messages are missing from the middle of {self._stream}")
+        """Raise if anything is gone: the next follower delivers it again, or reports it."""
+        if self._loss is not None:
+            raise self._loss
 
 
 def _begin(position: Position) -> int:

@@ -282,7 +282,7 @@ def gap_before(found: ResumePoint, opening: Opening) -> Gap | None:
     another one.
     """
     confirmed = opening.confirmed_lsn
-    if found.lost_up_to and confirmed > found.position.lsn and not found.contains(confirmed):
-        return Gap(found.position.lsn, confirmed, "stream_tail_lost")
-    known_lsn = max(found.progress.confirmed_lsn, found.position.lsn)
-    return source_identity.gap_before(known_lsn, opening)
+    reached = found.position.gap_lsn
+    if found.lost_up_to and confirmed > reached and not found.contains(confirmed):
+        return Gap(reached, confirmed, "stream_tail_lost")
+    return source_identity.gap_before(max(found.progress.confirmed_lsn, reached), opening)

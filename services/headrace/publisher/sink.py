@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from headrace import log as logs
 from headrace.bus.frame import Entry, Opening
+from headrace.confirming.change_store import TICK_S, Demand, Stored, Taken
 from headrace.confirming.relations import Relations
-from headrace.confirming.sink import TICK_S, Demand, Stored, Taken
 from headrace.errors import DecodeError
 from headrace.lsn import Gap, format_lsn
 from headrace.pgoutput.decoder import decode

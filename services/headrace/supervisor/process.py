@@ -33,11 +33,15 @@ class Service:
     environment: Mapping[str, str]
     http_port: int
     log: Path
+    # The command after `headrace`; the name if empty.
+    arguments: tuple[str, ...] = ()
+    # Whether the suite works without it: nothing waits for it, and its failure ends nothing.
+    optional: bool = False
 
     @property
     def command(self) -> list[str]:
         # -P: files in the user's folder must not replace a library.
-        return [sys.executable, "-P", "-m", "headrace.cli", self.name]
+        return [sys.executable, "-P", "-m", "headrace.cli", *(self.arguments or (self.name,))]
 
     @property
     def url(self) -> str:

@@ -107,7 +107,7 @@ class Supervisor:
             while waits := {
                 name: why
                 for name, kept in self._kept.items()
-                if (why := await _unready(http, kept))
+                if not kept.service.optional and (why := await _unready(http, kept))
             }:
                 if self.over.is_set():
                     self.check()
@@ -180,18 +180,21 @@ class Supervisor:
         finally:
             process.kill()
             kept.process = None
-        if process.failure and not kept.was_ready:
+        if process.failure and kept.service.optional:
+            self._listener.news(f"{name} can't run: {process.failure}")
+        elif process.failure and not kept.was_ready:
             self._failure = ServiceFailedError(f"{name} can't run: {process.failure}")
         return status
 
     def _is_last(self, kept: _Kept, status: int) -> bool:
         """Whether this end is the suite's: a failure at startup, or a stop command on the bus."""
         # A service ends with 0 only on request, and the supervisor has requested nothing.
-        if status == 0:
+        if status == 0 and not kept.service.optional:
             self._listener.news(
                 f"{kept.service.name} was stopped over the bus; stopping the others"
             )
-        if status == 0 or self._failure is not None:
+            self.over.set()
+        if self._failure is not None:
             self.over.set()
         return self.over.is_set()
 

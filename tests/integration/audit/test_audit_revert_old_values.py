@@ -135,6 +135,46 @@ async def test_old_values_of_a_table_that_is_published_in_part_are_not_known(tra
     assert await trail.text() == ["(1,1,a)"]
 
 
+@pytest.mark.parametrize(
+    "publication",
+    ["FOR TABLE t", "FOR TABLES IN SCHEMA public", "FOR TABLE t, TABLES IN SCHEMA public"],
+)
+async def test_a_table_that_left_its_publication_for_a_moment_is_certain_from_then_on(
+    trail: Trail, publication: str
+) -> None:
+    """It is back when the writer reads the catalog, for a change from before that."""
+    database = trail.database
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY, n int, note text)")
+    await database.execute(f"CREATE PUBLICATION p {publication}")
+    inserted = await database.fetchval(
+        "INSERT INTO t VALUES (1, 1, 'a') RETURNING xmin::text::int8"
+    )
+    listed = publication.removeprefix("FOR ")
+    await database.execute(f"ALTER PUBLICATION p DROP {listed}")
+    await database.execute("UPDATE t SET n = 10")
+    await database.execute(f"ALTER PUBLICATION p ADD {listed}")
+    await trail.change("INSERT", data={"id": 1, "n": 1, "note": "a"}, tx=trail.tx(inserted))
+    await database.execute("UPDATE t SET note = 'b'")
+    updated = await trail.change("UPDATE", data={"id": 1, "n": 10, "note": "b"})
+    with pytest.raises(IrreversibleError, match="rows may have changed without the trail"):
+        await undo(updated)
+    assert await trail.text() == ["(1,10,b)"]
+
+
+async def test_a_table_that_was_published_before_its_first_change_is_certain_from_there(
+    trail: Trail,
+) -> None:
+    database = trail.database
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    await database.execute("CREATE PUBLICATION p FOR TABLE t")
+    inserted = await database.fetchval("INSERT INTO t VALUES (1, 1) RETURNING xmin::text::int8")
+    await trail.change("INSERT", data={"id": 1, "n": 1}, tx=trail.tx(inserted))
+    await database.execute("UPDATE t SET n = 2")
+    updated = await trail.change("UPDATE", data={"id": 1, "n": 2})
+    await undo(updated)
+    assert await trail.text() == ["(1,1)"]
+
+
 async def test_a_row_at_a_time_is_marked_where_the_table_may_have_changed_unseen(
     trail: Trail, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -258,6 +258,22 @@ async def test_a_stream_deleted_while_running_is_made_again_and_filled_from_the_
     assert [event.payload["reason"] for event in gaps] == ["stream_tail_lost"]
 
 
+async def test_a_stream_deleted_while_nothing_changes_is_reported_without_waiting_for_a_change(
+    line: Line,
+) -> None:
+    await line.insert(0, 10)
+    await line.rows_delivered()
+    await line.caught_up()
+    client = await nats.connect(line.nats.url)
+    await client.jetstream().delete_stream("CDC")
+    await client.close()
+    await line.suite.logged("publisher", "stream_tail_lost")
+    await line.suite.logged("publisher", "event=gap ")
+    (gap,) = [one for one in await stored(line.nats.url) if one.payload["operation"] == "GAP"]
+    assert gap.payload["reason"] == "stream_tail_lost"
+    line.alive()
+
+
 async def _progress_seq(state: KeyValue) -> int:
     entry = await state.get("progress.headrace")
     return int(msgpack.unpackb(entry.value or b"")["stream_seq"])

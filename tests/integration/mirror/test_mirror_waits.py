@@ -23,13 +23,14 @@ from headrace.mirror import CreateTable, InsertRows, Mirror, Step, Streams, Tabl
 from headrace.mirror.bootstrap import AgainError, Bootstrap
 from headrace.mirror.changes import Changes
 from headrace.mirror.follower import Follower
-from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
+from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.published import Published
 from headrace.mirror.snapshots import SnapshotRefusedError
 from headrace.mirror.table import NEW, BootstrapRun, Column, Phase, TableState
 from headrace.mirror.target import CommitRefusedError
 from headrace.mirror.verify_hold import VerifyHold
 from headrace.settings import StreamSettings
+from headrace.timing.waits import heed_cancellation
 
 PATIENCE_S = 60.0
 # The time for something that never ends.

@@ -225,8 +225,13 @@ def test_metadata_of_an_older_version_lacks_what_came_later() -> None:
     assert (found.after, found.groups) == (None, ())
     assert not found.footer_checksum
     assert not found.page_checksums
-    body["unheard_of"] = 1
-    assert decode(json.dumps(body).encode()) == found
+
+
+def test_metadata_of_a_later_version_is_read_without_what_it_adds_at_any_level() -> None:
+    body = json.loads(encode(FULL))
+    for part in (body, body["gap"], *body["tables"], *body["tables"][0]["columns"]):
+        part["unheard_of"] = {"number": 1}
+    assert decode(json.dumps(body).encode()) == FULL
 
 
 def test_metadata_of_a_newer_format_is_refused_with_what_to_do() -> None:

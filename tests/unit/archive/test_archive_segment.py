@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -422,3 +423,23 @@ def test_a_columns_values_are_those_of_pyarrow(column: Any) -> None:
 def test_times_are_read_as_microseconds() -> None:
     times = pa.array([5, None], pa.timestamp("us", tz="UTC"))
     assert list(columns._values(times)) == [5, None]
+
+
+def test_rows_without_a_table_belong_to_no_chosen_table_and_gaps_to_each() -> None:
+    chosen_from: list[dict[str, str | None]] = [
+        {"operation": "insert", "schema": "public", "table": "t"},
+        {"operation": "insert", "schema": "app", "table": "t"},
+        {"operation": "insert", "schema": "public", "table": "u"},
+        {"operation": "message", "schema": None, "table": None},
+        {"operation": "gap", "schema": None, "table": None},
+    ]
+    columns = pa.schema([(name, pa.string()) for name in ("operation", "schema", "table")])
+    batch = pa.RecordBatch.from_pylist(chosen_from, columns)
+    for tables, places in (
+        ([("public", "t")], [0, 4]),
+        ([(None, "t")], [0, 1, 4]),
+        ([("public", "t"), (None, "u")], [0, 2, 4]),
+        ([], [4]),
+    ):
+        chosen = segment._of_tables(pc, batch, tables).to_pylist()
+        assert [place for place, is_chosen in enumerate(chosen) if is_chosen] == places

@@ -29,8 +29,8 @@ from headrace.archiver.file_writer import FileWriter, at_the_end
 from headrace.archiver.resume_point import ArchiveDivergedError
 from headrace.archiver.sink import WRITING_TICK_S, ArchiveSink
 from headrace.bus.frame import Opening
+from headrace.confirming.change_store import TICK_S, Demand, Stored, Taken
 from headrace.confirming.relation_shape import RelationShape
-from headrace.confirming.sink import TICK_S, Demand, Stored, Taken
 from headrace.errors import DecodeError
 from headrace.lsn import Gap, Position
 from headrace.pgoutput.messages import Relation

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from headrace.archive import WalReader
@@ -18,7 +16,7 @@ from headrace.archive.errors import ArchiveError, ArchiveUnreachableError
 from headrace.archive.layout import file_name
 from headrace.archive.registry import register
 from headrace.archive.store import Store
-from headrace.archiver import janitor, pyarrow_memory, service
+from headrace.archiver import janitor, service
 from headrace.archiver.open_file import OpenFile
 from headrace.confirming.relations import Relations
 from headrace.errors import SettingError
@@ -151,7 +149,6 @@ async def test_the_service_holds_its_lease_while_it_archives_and_removes_files_i
         calls.append(name)
         work.close()
 
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setattr(service, "on_the_bus", on_the_bus)
     monkeypatch.setattr(service, "ensure_patiently", ensure)
     monkeypatch.setattr(service, "run_leased", leased)
@@ -163,27 +160,6 @@ async def test_the_service_holds_its_lease_while_it_archives_and_removes_files_i
     calls.clear()
     await service.run(scope, load({**url, "HEADRACE_ARCHIVE_KEEP_S": "9"}))
     assert calls == ["streams", "lease of archiver", "janitor", "archive"]
-    assert sys.meta_path[0].__class__.__name__ == "_NotHere", "pandas is kept out"
-
-
-def test_pandas_is_not_there_for_the_archiver_and_everything_else_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    monkeypatch.delitem(sys.modules, "pandas", raising=False)
-    pyarrow_memory.keep_small()
-    with pytest.raises(ModuleNotFoundError, match="kept out of the archiver"):
-        __import__("pandas")
-    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    assert __import__("colorsys").__name__ == "colorsys"
-
-
-def test_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    released: list[bool] = []
-    pool = SimpleNamespace(release_unused=lambda: released.append(True))
-    monkeypatch.setattr(pa, "default_memory_pool", lambda: pool)
-    pyarrow_memory.give_back()
-    assert released
 
 
 async def test_row_groups_are_in_the_file_in_their_order_and_an_error_is_raised_once() -> None:

@@ -211,3 +211,9 @@ def test_a_column_that_the_table_has_no_more_is_named() -> None:
 def test_json_is_written_with_every_digit() -> None:
     value = {"é": [Decimal("1.50"), 12345678901234567890, None, True, 'a"b'], "d": {}}
     assert json_text(value) == '{"é": [1.50, 12345678901234567890, null, true, "a\\"b"], "d": {}}'
+
+
+def test_a_deleted_row_without_a_key_is_not_undone() -> None:
+    """The check behind the statement could not find the row."""
+    with pytest.raises(IrreversibleError, match="key"):
+        undo_delete({}, table(N, key=()), RowImage({"id": 1, "n": 5}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ REPLACED = RelationFiles("1:9", 500, first=False)
 
 
 def change(lsn: int, operation: str = "UPDATE", relation_id: int = 1, **payload: Any) -> Event:
-    body = {"relation_id": relation_id, "key": ["id"], **payload}
+    body = {"relation_id": relation_id, "key": ["id"], "tx": {"xid": 700}, **payload}
     return Event("s", *USERS, operation, Position(lsn, 0), body, "cdc.users", lsn, "s", closes=True)
 
 
@@ -31,6 +32,7 @@ def schema(*changes: str, relation_id: int = 1, resync: bool = False, **more: An
         "columns": [{"name": "id", "data_type": "integer"}],
         "changes": [{"change": one} for one in changes],
         "resync": resync,
+        "tx": {"xid": 700},
         **more,
     }
 
@@ -55,6 +57,24 @@ def test_a_table_that_was_never_rewritten_is_certain_from_its_first_change() -> 
 
 def test_a_table_with_other_files_is_certain_from_their_reading_on() -> None:
     assert since(heard(REPLACED)) == Position(500, 0)
+
+
+@pytest.mark.parametrize(
+    ("joined", "certain_from"),
+    [((), 100), ((699,), 100), ((700,), 100), ((699, 701), 500), ((799,), 500), ((800,), 100)],
+)
+@pytest.mark.parametrize("told", [False, True])
+def test_a_table_that_joined_a_publication_later_is_certain_from_the_reading_on(
+    joined: tuple[int, ...], certain_from: int, told: bool
+) -> None:
+    """It may have left it behind the first change, and rows may have changed meanwhile."""
+    book = TableBook()
+    if told:
+        book.learn(Position(100, 0), schema("table_first_seen"))
+    else:
+        book.hear(change(100))
+    book.take_files(USERS, replace(ORIGINAL, joined=joined, next_xid=800))
+    assert since(book) == Position(certain_from, 0)
 
 
 def test_a_relation_that_is_gone_is_never_certain() -> None:

@@ -20,9 +20,9 @@ from headrace.bus import control
 from headrace.bus.control import Confirm
 from headrace.bus.frame import Opening
 from headrace.bus.sender import FrameSender
+from headrace.confirming.change_store import ChangeStore
 from headrace.confirming.epoch_follower import EpochFollower
 from headrace.confirming.relations import Relations
-from headrace.confirming.sink import Sink
 from headrace.contract import events
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.postgres.connection import PostgresUnreachableError
@@ -197,7 +197,9 @@ def scope(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Scope:
     return made
 
 
-async def followed(scope: Scope, settings: Settings, sink: Sink, confirmer: str) -> list[int]:
+async def followed(
+    scope: Scope, settings: Settings, sink: ChangeStore, confirmer: str
+) -> list[int]:
     """The LSNs that a confirmer with this sink confirmed up to its stop."""
     line = Line(confirmer)
     async with asyncio.timeout(30):

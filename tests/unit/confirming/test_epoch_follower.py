@@ -17,8 +17,8 @@ from headrace.bus import control, frame, subjects
 from headrace.bus.control import Confirm, Control, Join, Restart
 from headrace.bus.frame import Entry, FrameKind, Opening
 from headrace.bus.receiver import SILENCE_S
+from headrace.confirming.change_store import Demand, Stored, Taken
 from headrace.confirming.epoch_follower import QUEUE_MESSAGES_MAX, EpochFollower
-from headrace.confirming.sink import Demand, Stored, Taken
 from headrace.errors import HeadraceError
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope

@@ -323,7 +323,7 @@ async def test_a_connection_that_is_lost_while_an_answer_is_awaited_is_noticed_s
         going.result()
 
 
-@on_pipes(ChainPipe, FastPipe)
+@each_way
 async def test_after_a_failure_nothing_is_taken_and_nothing_counts_as_done(
     nats: SimulatedNats, one: Publisher
 ) -> None:

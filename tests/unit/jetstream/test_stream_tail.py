@@ -202,3 +202,38 @@ async def test_what_a_slow_server_does_not_return_may_be_of_the_source() -> None
             pytest.raises(TailError, match="could not be read beyond 2"),
         ):
             await tail.after(2)
+
+
+@pytest.mark.parametrize("messages", [1, 3])
+@on_virtual_time
+async def test_a_stream_that_cannot_be_read_to_its_last_message_is_an_error(messages: int) -> None:
+    """Another source's message is at its end; one of ours may be right before it."""
+
+    async def nothing(*_: object) -> AsyncIterator[list[tuple[int, bytes, bytes]]]:
+        found: list[list[tuple[int, bytes, bytes]]] = []
+        for some in found:
+            yield some
+
+    async with simulated_nats(SETTINGS) as nats:
+        store(nats, *range(1, messages + 1), source="b")
+        with mock.patch("headrace.jetstream.range_reader.Stretch.read", nothing):
+            with pytest.raises(TailError, match="could not be read"):
+                await tail_of(nats).after(messages - 1)
+            nats.cdc.delete(messages)
+            await tail_of(nats).after(messages - 1)
+
+
+@on_virtual_time
+async def test_a_watched_tail_sees_the_first_message_of_a_stream() -> None:
+    async with simulated_nats(SETTINGS) as nats, tail_of(nats).watched(0) as look:
+        assert (await look()).position is None
+        store(nats, 1)
+        assert (await look()).position == at(1)
+        assert (await look()).position is None
+
+
+@on_virtual_time
+async def test_a_state_says_when_the_stream_was_created() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        created = (await nats.jetstream().stream_info(SETTINGS.streams.cdc)).created
+        assert (await tail_of(nats).state()).created == str(created)

@@ -157,18 +157,22 @@ def test_a_negative_count_or_size_is_an_error(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "name"),
     [
-        b"O" + LSN_1 + b"\xff\x00",
-        b"R" + RELATION_ID + b"\xffs\x00t\x00d\x00\x00",
-        b"R" + RELATION_ID + b"s\x00\xc3\x00d\x00\x00",
-        b"R" + RELATION_ID + b"s\x00t\x00d\x00\x01\x00\xed\xa0\x80\x00" + bytes(8),
-        b"Y" + RELATION_ID + b"s\x00\xfe\x00",
+        (b"O" + LSN_1 + b"\xff\x00", r"\xff"),
+        (b"R" + RELATION_ID + b"\xffs\x00t\x00d\x00\x00", r"\xffs"),
+        (b"R" + RELATION_ID + b"s\x00\xc3\x00d\x00\x00", r"\xc3"),
+        (
+            b"R" + RELATION_ID + b"s\x00t\x00d\x00\x01\x00\xed\xa0\x80\x00" + bytes(8),
+            r"\xed\xa0\x80",
+        ),
+        (b"Y" + RELATION_ID + b"s\x00\xfe\x00", r"\xfe"),
     ],
 )
-def test_a_name_that_is_not_utf8_is_an_error_with_a_remedy(data: bytes) -> None:
-    with pytest.raises(DecodeError, match=r"not UTF-8\. A SQL_ASCII .* client_encoding"):
+def test_a_name_that_is_not_utf8_is_an_error_with_a_remedy(data: bytes, name: str) -> None:
+    with pytest.raises(DecodeError, match=r"not UTF-8\. A SQL_ASCII .* client_encoding") as raised:
         decode(data)
+    assert f'"{name}"' in str(raised.value)
 
 
 def test_an_emitted_messages_prefix_may_be_any_bytes_and_no_other_prefix_is_taken_for_it() -> None:

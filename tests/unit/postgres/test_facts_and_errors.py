@@ -26,6 +26,7 @@ from headrace.postgres.facts import (
     CatalogSnapshot,
     ColumnFacts,
     PublishedTable,
+    RelationFiles,
     RelationNow,
     TableFacts,
     follows,
@@ -230,9 +231,11 @@ def test_keys_and_files_are_those_of_existing_relations() -> None:
     found = asyncio.run(catalog.keys(Session(rows), [5, 6, 7]))
     assert {oid: key.row for oid, key in found.items()} == {5: ("b", "a"), 6: ("c",), 7: ()}
     assert found[5] == Keys(("b", "a"))
-    files = [{"relation_id": 5, "text": "5:6", "lsn": 9, "first": True}]
+    files = [
+        {"relation_id": 5, "text": "5:6", "lsn": 9, "first": True, "joined": [7], "next_xid": 8}
+    ]
     (one,) = asyncio.run(catalog.files(Session(files), [5])).values()
-    assert (one.text, one.lsn, one.first) == ("5:6", 9, True)
+    assert one == RelationFiles("5:6", 9, True, (7,), 8)
 
 
 def published(name: str, *columns: str) -> PublishedTable:

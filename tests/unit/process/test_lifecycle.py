@@ -1,4 +1,4 @@
-"""A service ends in time, even if a task hangs."""
+"""A service ends in time, even if a task or a thread hangs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 
 from headrace.process.lifecycle import EXIT_LATE
 
-# A task that ignores its cancellation, and a main that has returned or failed.
+# A task that ignores its cancellation, or a thread that nothing ends, and a main that has returned
+# or failed.
 HANGING = """
-import asyncio, contextlib, sys
+import asyncio, contextlib, sys, threading
 from headrace.process.lifecycle import run
 from headrace.settings import load
 
@@ -21,7 +22,10 @@ async def hang():
             await asyncio.Event().wait()
 
 async def main(scope):
-    scope.spawn("hanging", hang())
+    if "thread" in sys.argv:
+        asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+    else:
+        scope.spawn("hanging", hang())
     await asyncio.sleep(0)
     if "fail" in sys.argv:
         raise RuntimeError("main failed")
@@ -32,9 +36,12 @@ sys.exit(run("telemetry", settings.process, main))
 
 
 @pytest.mark.parametrize("ends", ["return", "fail"])
-def test_a_task_that_hangs_after_main_has_ended_is_ended_at_the_deadline(ends: str) -> None:
+@pytest.mark.parametrize(("what", "named"), [("task", "tasks"), ("thread", "threads")])
+def test_what_hangs_after_main_has_ended_is_ended_at_the_deadline(
+    ends: str, what: str, named: str
+) -> None:
     ended = subprocess.run(
-        (sys.executable, "-c", HANGING, ends),
+        (sys.executable, "-c", HANGING, ends, what),
         capture_output=True,
         text=True,
         timeout=60,
@@ -42,3 +49,4 @@ def test_a_task_that_hangs_after_main_has_ended_is_ended_at_the_deadline(ends: s
     )
     assert ended.returncode == EXIT_LATE, ended.stderr
     assert "shutdown_deadline" in ended.stderr
+    assert f"{named} to end" in ended.stderr

@@ -200,3 +200,14 @@ async def test_behind_arrays_that_a_crash_cut_off_nothing_is_a_floor() -> None:
     await taken.event(event(5, "u"))
     await taken.flush()
     assert [message.advances for message in pipe.messages] == [False, True]
+
+
+async def test_the_first_event_of_an_array_takes_its_room_too() -> None:
+    pipe = Written()
+    taken = delivery(pipe, events_max=100, bytes_max=31)
+    for at in range(1, 4):
+        await taken.event(event(at, size=10))
+    # Each takes its bytes and a separator's.
+    assert [len(array) for _, array in pipe.arrays()] == [2]
+    await taken.flush()
+    assert [len(array) for _, array in pipe.arrays()] == [2, 1]

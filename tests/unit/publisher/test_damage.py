@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest import mock
 
 import pytest
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
 
 from headrace.contract import events
 from headrace.contract.values import Encoding
+from headrace.jetstream import provisioning
+from headrace.jetstream.publishing.errors import TailLostError
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
+from headrace.lsn import Position
 from headrace.metrics.counters import Counters
 from headrace.publisher import damage
 from headrace.publisher.chain_pipe import ChainPipe
-from headrace.publisher.damage import LOOK_S, Damage, StreamDamagedError
+from headrace.publisher.damage import LOOK_AGAIN_S, LOOK_S, Damage, StreamDamagedError
 from headrace.publisher.resume_point import ResumePoint, find_resume_point, reader_of
 from headrace.settings import load
 from tests.support.simulated_nats import SimulatedNats, simulated_nats
@@ -211,7 +217,9 @@ class Watched:
 
     async def state(self) -> Any:
         self.asked += 1
-        return mock.Mock(gone=self.gone)
+        cdc = self.line.nats.cdc
+        created = str((await self.line.js.stream_info(STREAM)).created)
+        return mock.Mock(gone=self.gone, created=created, last_seq=cdc.last_seq)
 
 
 @on_virtual_time
@@ -261,3 +269,134 @@ async def test_before_anything_was_looked_at_nothing_is_damaged() -> None:
                 await asyncio.sleep(LOOK_S)
                 with pytest.raises(StreamDamagedError):
                     one.check()
+
+
+async def until_looked_at(line: Line) -> Damage:
+    """A run that nothing is published in, behind its start."""
+    one = Damage(line.js, STREAM, line.tail, await line.cell("damage"))
+    place = await line.place()
+    pipe = ChainPipe(line.nats.client(), line.tail, line.stats, Window(100, 1 << 20, 3.0))
+    await one.report(place, "a", Encoding.JSON, pipe, line.stats)
+    return one
+
+
+async def deleted(line: Line) -> None:
+    del line.nats.server.streams[STREAM]
+
+
+async def made_again(line: Line) -> None:
+    """Another one of the name, that is as long."""
+    del line.nats.server.streams[STREAM]
+    cdc = next(one for one in provisioning.declared(SETTINGS.streams) if one.name == STREAM)
+    line.nats.server._create(cdc.as_dict())
+    line.nats.cdc.created = "2026-09-20T00:00:00Z"
+    line.store(event(0x10, source="b"), event(0x20, source="b"))
+
+
+async def shortened(line: Line) -> None:
+    """An older copy of it, with the time at which it was created."""
+    line.nats.cdc.messages.popitem()
+    line.nats.cdc.last_seq -= 1
+
+
+@pytest.mark.parametrize(
+    ("lost", "error"),
+    [(deleted, NotFoundError), (made_again, TailLostError), (shortened, TailLostError)],
+)
+@on_virtual_time
+async def test_an_idle_publisher_notices_within_seconds_that_its_stream_is_gone(
+    lost: Callable[[Line], Awaitable[None]], error: type[Exception]
+) -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        line = Line(nats)
+        line.store(event(0x10), event(0x20))
+        one = await until_looked_at(line)
+        async with one.watched():
+            await asyncio.sleep(2.5 * LOOK_S)
+            one.check()
+            await lost(line)
+            await asyncio.sleep(LOOK_S + LOOK_AGAIN_S)
+            with pytest.raises(error):
+                one.check()
+
+
+@on_virtual_time
+async def test_the_end_that_was_published_last_counts_too() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        line = Line(nats)
+        line.store(event(0x10))
+        one = await until_looked_at(line)
+        async with one.watched():
+            line.store(event(0x20), event(0x30))
+            await asyncio.sleep(2.5 * LOOK_S)
+            await shortened(line)
+            await asyncio.sleep(LOOK_S + LOOK_AGAIN_S)
+            with pytest.raises(TailLostError):
+                one.check()
+
+
+@on_virtual_time
+async def test_a_stream_that_is_gone_for_a_moment_or_does_not_answer_ends_nothing() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        line = Line(nats)
+        line.store(event(0x10))
+        one = await until_looked_at(line)
+        state = await line.tail.state()
+        answers = mock.AsyncMock(
+            side_effect=[NotFoundError(), state, NatsError(), OSError(), state]
+        )
+        with mock.patch.object(line.tail, "state", answers):
+            async with one.watched():
+                await asyncio.sleep(4.5 * LOOK_S + LOOK_AGAIN_S)
+                one.check()
+        assert answers.await_count == 5
+
+
+@on_virtual_time
+async def test_a_hole_of_others_behind_a_message_outside_transactions_is_no_gap() -> None:
+    """Its position is one byte before its record's end, where the next commit may be."""
+    messages = [event(0x10), event(0x1F), event(0x18, source="b"), event(0x20), event(0x30)]
+    assert await with_hole(3, 3, *messages) == []
+    messages[3] = event(0x28)
+    assert await with_hole(3, 3, *messages) == [(0x20, 0x28)]
+
+
+@on_virtual_time
+async def test_behind_a_hole_among_arrays_the_whole_array_may_be_missing_and_no_more() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        line = Line(nats)
+        line.store(event(0x10), event(0x20))
+        headers = {
+            events.POSITION_HEADER: events.position_header("a", Position(0x40, 3)),
+            "Nats-Msg-Id": "array",
+        }
+        rows = [
+            {"operation": "INSERT", "table": "t", "schema": "public", "source": "a"}
+            | {"msg_id": f"{seq}", "tx": {"lsn": 0x40, "seq": seq}}
+            for seq in range(4)
+        ]
+        encoded = [events.encode(each, Encoding.JSON) for each in rows]
+        nats.cdc.store("cdc.t.batch", headers, events.join(encoded, Encoding.JSON), 0.0)
+        line.store(event(0x50))
+        line.lose(2, 2)
+        assert await line.report() == [(0x10, 0x41)]
+
+
+@on_virtual_time
+async def test_a_look_that_swallows_its_cancellation_does_not_hold_up_the_runs_end() -> None:
+    """As a request does in Python 3.11 that is cancelled while it is timing out."""
+    async with simulated_nats(SETTINGS) as nats:
+        line = Line(nats)
+        one = await until_looked_at(line)
+        asked = asyncio.Event()
+
+        async def state() -> Any:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise TimeoutError from None
+
+        with mock.patch.object(line.tail, "state", state):
+            async with asyncio.timeout(60), one.watched():
+                await asked.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 
@@ -310,3 +311,50 @@ async def test_what_describes_an_event_is_stored_with_its_transaction() -> None:
     assert one.pipe.flushed == []
     one.pipe.acked = 3
     assert one.delivery.stored() == (Position(11, 1), "11-1")
+
+
+@both_ways
+@pytest.mark.parametrize("size", [5, 6])
+async def test_of_a_transaction_that_grows_beyond_a_group_no_part_is_too_large(
+    together: bool, size: int
+) -> None:
+    """The pipe refuses more than four; a part is handed over as soon as one more has come."""
+    one = Line(TransactionDelivery)
+    events = transaction(11, size)
+    await one.take(*events[:4], together=together)
+    assert one.pipe.ids == []
+    await one.take(events[4], together=together)
+    assert one.pipe.ids == [f"11-{seq}" for seq in range(5)]
+    for last in events[5:]:
+        await one.take(last, together=together)
+    assert one.pipe.split == [f"11-{seq}" for seq in range(size)]
+
+
+async def test_events_that_are_taken_at_once_are_looked_at_up_to_the_groups_size() -> None:
+    one = Line(TransactionDelivery)
+    await one.take(*transaction(11, 9)[:5], together=True)
+    assert one.pipe.ids == [f"11-{seq}" for seq in range(5)]
+
+
+async def test_the_bytes_of_an_open_transaction_that_comes_again_count_once() -> None:
+    one = Line(TransactionDelivery)
+    sizes: list[int] = []
+
+    def fits_alone(_: int, size: int) -> bool:
+        sizes.append(size)
+        return True
+
+    with mock.patch.object(one.pipe, "fits_alone", fits_alone):
+        await one.take(*transaction(11, 3)[:2])
+        one.delivery.begin_epoch()
+        await one.take(*transaction(11, 3)[:2])
+    assert sizes == [2, 4, 2, 4]
+
+
+async def test_what_was_stored_is_forgotten_while_more_arrives() -> None:
+    one = Line()
+    await one.take(*[event(lsn) for lsn in range(1, 6)])
+    one.pipe.acked = 3
+    assert one.delivery.stored() == (Position(3, 0), "3-0")
+    one.pipe.acked = 5
+    assert one.delivery.stored() == (Position(5, 0), "5-0")

@@ -11,12 +11,18 @@ from headrace.bus.frame import Opening
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
-from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
 from headrace.jetstream.state import Cell
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.facts import CatalogSnapshot, ServerIdentity
 from headrace.publisher.catalog_watch import CatalogWatch
-from headrace.publisher.resume_point import Progress, ResumePoint, find_resume_point, reader_of
+from headrace.publisher.resume_point import (
+    Progress,
+    ResumePoint,
+    find_resume_point,
+    gap_before,
+    reader_of,
+)
 from headrace.publisher.schema_book import CatalogReading
 from headrace.publisher.storage import as_of, partitions_moved, rewritten, same_files
 from headrace.settings import load
@@ -276,3 +282,28 @@ def test_what_a_later_transaction_did_to_files_is_yet_to_be_reported() -> None:
     earlier = as_of(now, 800, 1000)
     assert rewritten(earlier, now, ()), "as soon as the stream has passed it"
     assert as_of(f"u{now}", 800, 1000).startswith("u")
+
+
+def opening(confirmed: int) -> Opening:
+    return Opening({}, "a", "db", "7000", 1, confirmed, 0x9000)
+
+
+@pytest.mark.parametrize("lost_up_to", [0, 0x30])
+@pytest.mark.parametrize(
+    ("position", "confirmed", "expected"),
+    [
+        # A message outside transactions, whose record ends at 0x20, is whole.
+        (0x1F, 0x20, None),
+        (0x1F, 0x28, (0x20, 0x28)),
+        # Of a transaction, a part may be missing.
+        (0x20, 0x20, None),
+        (0x20, 0x28, (0x20, 0x28)),
+    ],
+)
+def test_a_gap_begins_where_something_may_be_missing(
+    position: int, confirmed: int, expected: tuple[int, int] | None, lost_up_to: int
+) -> None:
+    progress = Progress(position=Position(position, 0), confirmed_lsn=0x10)
+    found = ResumePoint(progress, frozenset(), Tail(1, 1, ""), lost_up_to)
+    gap = gap_before(found, opening(confirmed))
+    assert (gap and (gap.after, gap.up_to)) == expected

@@ -233,3 +233,15 @@ def test_a_shape_whose_event_the_stream_may_lack_is_told_again_under_its_version
     again = SchemaBook([entry]).check(shape(), Position(11, 0), 11, 5)
     assert again is not None
     assert (again.version, again.resync) == (1, True)
+
+
+@pytest.mark.parametrize(("old_xid", "new_xid"), [(50, 0), (0, 50)])
+def test_a_reading_that_missed_the_last_row_of_a_table_says_nothing_of_it(
+    old_xid: int, new_xid: int
+) -> None:
+    """The stream has the table under two names: each may be ahead of the reading."""
+    old = Entry(shape(), 1, Position(10, 0), True, "a-t-schema", OLD, old_xid)
+    new = Entry(shape(name="n"), 1, Position(11, 0), True, "b-n-schema", OLD, new_xid)
+    behind = CatalogSnapshot(50, 50, frozenset())
+    told = SchemaBook([old, new]).compare(replace(reading(40, storage=NEW), snapshot=behind))
+    assert [one for one in told if one.token == "t"] == []

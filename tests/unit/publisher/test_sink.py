@@ -15,9 +15,9 @@ from unittest import mock
 import pytest
 
 from headrace.bus.frame import Entry, Opening
+from headrace.confirming.change_store import TICK_S, Demand, Stored, Taken
 from headrace.confirming.relation_shape import RelationShape
 from headrace.confirming.relations import value_options
-from headrace.confirming.sink import TICK_S, Demand, Stored, Taken
 from headrace.errors import DecodeError
 from headrace.jetstream.state import Cell
 from headrace.pgoutput.messages import Relation

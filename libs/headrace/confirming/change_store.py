@@ -1,8 +1,8 @@
-"""The port of a sink: the place where changes are stored before they are confirmed. Pure.
+"""The port of a change store: where changes are stored before they are confirmed. Pure.
 
-A sink is three methods. It holds what it took in memory, makes it durable when it sees fit, and
-returns how far that is each time that it is asked. It raises when the outcome of something is in
-doubt; then a new sink starts from the durable end of its store.
+A change store is three methods. It holds what it took in memory, makes it durable when it sees fit,
+and returns how far that is each time that it is asked. It raises when the outcome of something is
+in doubt; then a new one starts from the durable end of what is stored.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Protocol
 
 from headrace.bus.frame import Entry, Opening
 
-# The interval at which a sink is asked again when nothing comes, unless it wants to be asked
-# sooner.
+# The interval at which a change store is asked again when nothing comes, unless it wants to be
+# asked sooner.
 TICK_S = 0.25
 
 
 class Demand(Enum):
-    """The share of the taken entries that a sink has to store."""
+    """The share of the taken entries that has to be stored."""
 
     # The next frame is at hand: only what must not wait.
     LITTLE = auto()
@@ -32,11 +32,12 @@ class Demand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The progress of a sink: everything before `lsn` is durable, so that PostgreSQL may forget it.
+    """The progress of a change store: everything before `lsn` is durable, so that PostgreSQL may
+    forget it.
 
-    `lsn` never exceeds what the sink took in this epoch or its store contained before. `waiting`:
-    something was taken that could be confirmed once it is durable. Within `again_s` the sink is
-    asked again, even if nothing comes.
+    `lsn` never exceeds what was taken in this epoch or stored before. `waiting`: something was
+    taken that could be confirmed once it is durable. Within `again_s` the change store is asked
+    again, even if nothing comes.
     """
 
     lsn: int
@@ -52,10 +53,10 @@ class Taken:
     entries: Sequence[Entry] = ()
 
 
-class Sink(Protocol):
+class ChangeStore(Protocol):
     async def on_epoch(self, opening: Opening) -> None:
         """The log begins again from `opening.confirmed_lsn`: transactions come whole, and changes
-        that the store contains come again. Raises when this is not the source that it was.
+        that are stored already come again. Raises when this is not the source that it was.
         """
         ...
 
