@@ -11,9 +11,11 @@ from rich.console import Console
 from tests.bench import (
     audit,
     backlog,
+    lake,
     latency,
     plots,
     result,
+    sinks,
     snapshot,
     snapshot_memory,
     startup,
@@ -26,7 +28,7 @@ from tests.bench.result import Figure
 FULL_ROWS = 1_000_000
 # Wide enough for every column, also where the output is a pipe.
 _WIDTH = 150
-PARTS = ("drain", "latency", "start", "snapshot", "workloads", "suites", "audit")
+PARTS = ("drain", "latency", "start", "snapshot", "workloads", "suites", "audit", "sinks")
 QUICK_PARTS = ("drain", "latency", "start", "snapshot")
 
 
@@ -53,6 +55,8 @@ async def _part(
             servers, share, arguments.workloads.split(","), environment
         ),
         "audit": lambda: audit.measure(servers, rows, environment),
+        "lake": lambda: lake.measure(servers, rows, arguments.seconds, environment),
+        "sinks": lambda: sinks.measure(rows),
         "suites": lambda: suites.measure(servers, rows, environment),
     }
     return await measures[part]()
@@ -68,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, help="how long latency is measured")
     parser.add_argument(
-        "--parts", help=f"of {', '.join(PARTS)}; snapshot-memory too, ten times the rows"
+        "--parts", help=f"of {', '.join(PARTS)}; lake and snapshot-memory too, which take longer"
     )
     every = ",".join(workload.name for workload in workloads.WORKLOADS)
     parser.add_argument("--workloads", default=every, help="workloads to drain")

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from headrace.embedded.account import unprivileged_account
 from headrace.embedded.nats import GROUP_MESSAGES_MAX, EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
+from headrace.testing.responder import child_pids
 
 POSTGRES_SETTINGS = {
     "shared_buffers": "256MB",
@@ -33,10 +34,13 @@ PUBLICATION = "bench"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_s(pid: int) -> float:
-    """Processor time that the process took so far, in all its threads."""
+def cpu_s(pid: int, *, children: bool = False) -> float:
+    """Processor time that the process took so far, in all its threads; also that of children which
+    have ended, if wanted.
+    """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    last = 15 if children else 13
+    return sum(int(ticks) for ticks in fields[11:last]) / _TICKS_PER_S
 
 
 def family_cpu_s(pid: int) -> dict[str, float]:
@@ -57,6 +61,60 @@ def family_cpu_s(pid: int) -> dict[str, float]:
     for one in family & seconds.keys():
         total[names[one]] = total.get(names[one], 0.0) + seconds[one]
     return total
+
+
+def spark_kind(pid: int) -> str:
+    """The kind of a descendant of a service with Spark."""
+    command = ""
+    with contextlib.suppress(OSError):
+        command = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
+    if "headrace.spark.driver" in command:
+        return "Spark's driver"
+    if "pyspark.daemon" in command:
+        return "a Spark worker"
+    return "Spark's JVM" if "java" in command.partition(" ")[0] else "others"
+
+
+@dataclass(slots=True)
+class Family:
+    """A service that may have Spark's processes, and what it has cost since the last `forget`."""
+
+    pid: int
+    name: str
+    _before: dict[str, float] = field(default_factory=dict)
+
+    def _members(self) -> dict[int, str]:
+        return {self.pid: self.name} | {pid: spark_kind(pid) for pid in child_pids(self.pid)}
+
+    def _cpu_s(self) -> dict[str, float]:
+        total: dict[str, float] = {}
+        for pid, kind in self._members().items():
+            with contextlib.suppress(OSError):
+                total[kind] = total.get(kind, 0.0) + cpu_s(pid, children=True)
+        return total
+
+    def forget(self) -> None:
+        """Begin with nothing: neither time nor a peak of memory."""
+        for pid in self._members():
+            with contextlib.suppress(OSError):
+                Path(f"/proc/{pid}/clear_refs").write_text("5")
+        self._before = self._cpu_s()
+
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time since then, by kind of process."""
+        spent = {kind: now - self._before.get(kind, 0.0) for kind, now in self._cpu_s().items()}
+        return {kind: seconds for kind, seconds in spent.items() if seconds > 0}
+
+    def rss_max_mib(self) -> dict[str, float]:
+        """The most memory since then of one process of each kind."""
+        peaks: dict[str, float] = {}
+        for pid, kind in self._members().items():
+            with contextlib.suppress(OSError):
+                peaks[kind] = max(peaks.get(kind, 0.0), rss_max_mib(pid))
+        peaks.pop("others", None)
+        return peaks
 
 
 def rss_max_mib(pid: int) -> float:

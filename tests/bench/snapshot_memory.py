@@ -15,7 +15,7 @@ import nats
 
 from headrace.testing.responder import child_pids
 from headrace.testing.suite import Suite
-from tests.bench.machine import PUBLICATION, Machine
+from tests.bench.machine import PUBLICATION, Machine, spark_kind
 from tests.bench.result import Figure, plain, within
 from tests.bench.snapshot import COLUMNS, ROWS, await_snapshot
 
@@ -68,23 +68,10 @@ async def _sample(pids: dict[str, int], samples: list[dict[str, float]]) -> None
         for name, pid in pids.items():
             found[name] = _anonymous_mib(pid)
         for pid in child_pids(pids["snapshot-responder"]):
-            name = _kind(pid)
+            name = spark_kind(pid)
             found[name] = max(found[name], _anonymous_mib(pid))
         samples.append(dict(found))
         await asyncio.sleep(_SAMPLE_S)
-
-
-def _kind(pid: int) -> str:
-    command = ""
-    with contextlib.suppress(OSError):
-        command = (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
-    if "headrace.spark.driver" in command:
-        return "Spark's driver"
-    if "pyspark.daemon" in command:
-        return "a Spark worker"
-    return "Spark's JVM" if "java" in command.partition(" ")[0] else "others"
 
 
 def _anonymous_mib(pid: int) -> float:

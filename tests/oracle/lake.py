@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sqlite3
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -72,6 +74,12 @@ class ForeignLake:
         query = f"SELECT {columns} FROM iceberg_scan('{place.removeprefix('file://')}')"
         return self._duckdb.execute(query).fetchall()
 
+    def arrow(self, table: str, query: str) -> pa.Table:
+        """The result of a query, which calls the table `lake`."""
+        place = self.locations()[table].removeprefix("file://")
+        view = f"WITH lake AS (SELECT * FROM iceberg_scan('{place}')) {query}"
+        return self._duckdb.execute(view).to_arrow_table()
+
     def query(self, query: str) -> list[Any]:
         """Any query by DuckDB."""
         return self._duckdb.execute(query).fetchall()
@@ -88,6 +96,71 @@ class ForeignLake:
                 if "no such table" in str(error):
                     return []
                 raise
+
+
+class QueriedBucket:
+    """Reads a lake in a bucket or a folder with its catalog in PostgreSQL: DuckDB's extension reads,
+    over S3, in another process. It aborts if the store dies while it reads.
+    """
+
+    def __init__(self, catalog_url: str, s3: dict[str, str]) -> None:
+        self._url = catalog_url
+        endpoint = s3["endpoint"].removeprefix("http://")
+        self._secret = (
+            f"CREATE SECRET (TYPE s3, KEY_ID '{s3['access_key_id']}', "
+            f"SECRET '{s3['secret_access_key']}', REGION '{s3['region']}', "
+            f"ENDPOINT '{endpoint}', URL_STYLE 'path', USE_SSL false)"
+        )
+        self._process: ProcessPoolExecutor | None = None
+
+    def cut(self) -> LakeCut | None:
+        """The last cut."""
+        rows = self._query("SELECT cut, lsn, tables FROM headrace_cuts ORDER BY cut DESC LIMIT 1")
+        return next((LakeCut(cut, lsn, json.loads(tables)) for cut, lsn, tables in rows), None)
+
+    def locations(self) -> dict[str, str]:
+        """Each table's metadata, all read in one transaction."""
+        rows = self._query(
+            "SELECT table_namespace, table_name, metadata_location FROM iceberg_tables"
+        )
+        return {f"{schema}.{name}": location for schema, name, location in rows}
+
+    def rows(self, table: str, columns: str = "*", location: str | None = None) -> list[Any]:
+        """A table's rows, by a select list."""
+        place = location or self.locations()[table]
+        return self.query(f"SELECT {columns} FROM iceberg_scan('{place.removeprefix('file://')}')")
+
+    def query(self, query: str) -> list[Any]:
+        """Any query by DuckDB; raises `BrokenExecutor` if it has aborted, and begins again."""
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._process = ProcessPoolExecutor(1, context, _begin, (self._secret,))
+        try:
+            return self._process.submit(_answer, query).result()
+        except BrokenExecutor:
+            self._process = None
+            raise
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.shutdown()
+
+    def _query(self, query: str) -> list[Any]:
+        return _of_catalog(self._url, query)
+
+
+_session: list[duckdb.DuckDBPyConnection] = []
+
+
+def _begin(secret: str) -> None:
+    database = connect("httpfs")
+    database.execute(secret)
+    _session.append(database)
+
+
+def _answer(query: str) -> list[Any]:
+    return _session[0].execute(query).fetchall()
 
 
 class BucketLake:
@@ -136,8 +209,12 @@ class BucketLake:
         self._duckdb.close()
 
     def _query(self, query: str) -> list[Any]:
-        with psycopg.connect(self._url) as database:
-            try:
-                return database.execute(query).fetchall()
-            except psycopg.errors.UndefinedTable:
-                return []
+        return _of_catalog(self._url, query)
+
+
+def _of_catalog(url: str, query: str) -> list[Any]:
+    with psycopg.connect(url, connect_timeout=5) as database:
+        try:
+            return database.execute(query).fetchall()
+        except psycopg.errors.UndefinedTable:
+            return []

@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from concurrent.futures import BrokenExecutor
+from typing import Any, Protocol
+
+import duckdb
+import psycopg
 
 from headrace.testing.database import Database
-from tests.oracle.lake import ForeignLake
 
-TABLES = 6
+TABLES = 10
 ROWS = 20
 BALANCE = 1000
 
@@ -49,29 +53,57 @@ async def transfers(database: Database, seed: int) -> None:
         await asyncio.sleep(0.005)
 
 
-class SumReader:
-    """Adds up the money in every cut that it sees."""
+class QueriedLake(Protocol):
+    """A lake that answers queries of its tables' locations."""
 
-    def __init__(self, lake: ForeignLake) -> None:
+    def locations(self) -> dict[str, str]: ...
+    def query(self, query: str) -> list[Any]: ...
+
+
+class SumReader:
+    """Adds up the money in every cut that it sees.
+
+    While `outage` is entered, the servers that it needs may be down, and a reading may fail.
+    """
+
+    def __init__(self, lake: QueriedLake) -> None:
         self._lake = lake
+        self._outages = 0
+        self._down = False
         self.cuts: set[str] = set()
         self.wrong: list[str] = []
 
+    @contextlib.asynccontextmanager
+    async def outage(self) -> AsyncIterator[None]:
+        self._outages += 1
+        self._down = True
+        try:
+            yield
+        finally:
+            self._down = False
+
     async def read(self) -> None:
         while True:
-            await asyncio.to_thread(self._read)
+            outages = self._outages
+            expected = self._down
+            try:
+                await asyncio.to_thread(self._read)
+            except (duckdb.Error, psycopg.Error, BrokenExecutor) as error:
+                # Only a reading that an outage touches may fail.
+                if not expected and outages == self._outages:
+                    self.wrong.append(str(error))
             await asyncio.sleep(0.05)
 
     def _read(self) -> None:
         locations = self._lake.locations()
         if len(locations) < TABLES or str(locations) in self.cuts:
             return
-        self.cuts.add(str(locations))
         scans = " UNION ALL ".join(
             f"SELECT money FROM iceberg_scan('{place.removeprefix('file://')}')"
             for place in locations.values()
         )
         total = self._lake.query(f"SELECT sum(money) FROM ({scans})")[0][0]
+        self.cuts.add(str(locations))
         if total != TABLES * ROWS * BALANCE:
             self.wrong.append(f"{total}: {locations}")
 

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
 
 from headrace.archive.columns import SCHEMA
 from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo
@@ -17,7 +20,7 @@ from headrace.lake.catalog import Catalog, Cut, TableName
 from headrace.lake.compaction import CompactionLimits
 from headrace.lake.files import LakeFiles
 from headrace.lake.sqlite_catalog import SqliteCatalog
-from headrace.lake.tables import new_table
+from headrace.lake.tables import copied, new_table
 from headrace.lake.writer import LakeWriter, Source
 
 NUMBERS = TableName("public", "numbers")
@@ -30,6 +33,60 @@ COLUMNS = (
     ColumnInfo("note", 25, -1, "text", False, number=2),
 )
 MORE = (*COLUMNS, ColumnInfo("extra", 20, -1, "bigint", False, filled=False, number=3))
+
+
+def numbered(rows: int) -> pa.Table:
+    """Rows of the numbers from 0 on."""
+    notes = [f"note {number}" for number in range(rows)]
+    return pa.table({"id": pa.array(range(rows), pa.int64()), "note": pa.array(notes, pa.string())})
+
+
+def written(files: LakeFiles, folder: str, schema: Schema, rows: pa.Table) -> list[DataFile]:
+    """The rows as a data file; no file where there are none."""
+    found = data_files.write_parts(files, folder, schema, iter([rows] if len(rows) else []))
+    return [] if found is None else [found]
+
+
+def archived(
+    table: TableInfo, lsn: int, operation: str, keys: Sequence[int], after: Sequence[str | None]
+) -> pa.Table:
+    """The changes of one transaction, as the archive has them."""
+    count = len(keys)
+    columns = {
+        "commit_lsn": [lsn] * count,
+        "ordinal": range(count),
+        "lsn": [lsn] * count,
+        "xid": [lsn] * count,
+        "commit_time": pa.array([lsn] * count).cast(pa.timestamp("us", tz="UTC")),
+        "schema": [table.schema] * count,
+        "table": [table.table] * count,
+        "operation": [operation] * count,
+        "key": [json.dumps({"id": key}) for key in keys],
+        "before": pa.nulls(count, pa.string()),
+        "after": pa.array(after, pa.string()),
+        "unchanged": pa.nulls(count, pa.list_(pa.string())),
+        "schema_version": pa.array([table.version] * count, pa.int32()),
+        "exact": pa.nulls(count, pa.string()),
+    }
+    return pa.table(columns).select(SCHEMA.names).cast(SCHEMA)
+
+
+def segment(number: int, lsn: int, table: TableInfo) -> SegmentInfo:
+    """An archive file that ends with this transaction, of changes of one table."""
+    return SegmentInfo(
+        id=number,
+        archive="made",
+        epoch=1,
+        writer="test",
+        source=SLOT,
+        database="db",
+        system_id="1",
+        timeline=1,
+        from_lsn=0,
+        end_lsn=lsn + 1,
+        rows=1,
+        tables=(table,),
+    )
 
 
 class LocalLake:
@@ -50,18 +107,23 @@ class LocalLake:
 
     def create(self, name: TableName = NUMBERS, rows: int = 0) -> None:
         """A table as a copy makes it, and the cut that has it."""
+        self.create_with(numbered(rows), name)
+
+    def create_with(self, rows: pa.Table, name: TableName = NUMBERS) -> None:
+        """A table of these rows."""
         table = new_table(name, 1000, self.columns, ("id",), self._lsn)
         folder, schema = self.writer.prepare_copy(table)
-        numbers = pa.array(range(rows), pa.int64())
-        notes = pa.array([f"note {number}" for number in range(rows)])
-        copied = pa.table({"id": numbers, "note": notes})
-        written = [data_files.write_rows(self.files, folder, schema, copied)] if rows else []
-        self.writer.adopt(table, folder, written)
+        self.writer.adopt(table, folder, written(self.files, folder, schema, rows))
         self.cut()
 
     def add_column(self) -> None:
         """From now on rows have another column, which is null in earlier ones."""
         self.columns = MORE
+        self._version += 1
+
+    def rename_column(self) -> None:
+        """From now on the second column has another name."""
+        self.columns = (self.columns[0], replace(self.columns[1], name="remark"), *self.columns[2:])
         self._version += 1
 
     def insert(self, numbers: Sequence[int], note: str = "") -> None:
@@ -76,52 +138,32 @@ class LocalLake:
         """Rows go."""
         self._change("delete", numbers, "")
 
+    def truncate(self) -> None:
+        """All rows go."""
+        self._change("truncate", [0], "")
+
+    def copy_again(self, name: TableName = NUMBERS, rows: int = 0) -> None:
+        """The table's rows are those of a new copy, and the cut that has it."""
+        before = self.writer.tables[name]
+        table = copied(before, 1000, self.columns, ("id",), self._lsn)
+        folder, schema = self.writer.prepare_copy(table)
+        self.writer.adopt(table, folder, written(self.files, folder, schema, numbered(rows)))
+        self.cut()
+
     def _change(self, operation: str, numbers: Sequence[int], note: str) -> None:
-        count = len(numbers)
         self._lsn += 100
         rows = [
-            {"id": number, "note": note or f"note {number}"}
+            {"id": number, self.columns[1].name: note or f"note {number}"}
             | ({"extra": number * 2} if len(self.columns) > 2 else {})
             for number in numbers
         ]
         after = [None if operation == "delete" else json.dumps(row) for row in rows]
-        columns = {
-            "commit_lsn": [self._lsn] * count,
-            "ordinal": range(count),
-            "lsn": [self._lsn] * count,
-            "xid": [self._lsn] * count,
-            "commit_time": pa.array([self._lsn] * count).cast(pa.timestamp("us", tz="UTC")),
-            "schema": [NUMBERS.namespace] * count,
-            "table": [NUMBERS.name] * count,
-            "operation": [operation] * count,
-            "key": [json.dumps({"id": number}) for number in numbers],
-            "before": pa.nulls(count, pa.string()),
-            "after": pa.array(after, pa.string()),
-            "unchanged": pa.nulls(count, pa.list_(pa.string())),
-            "schema_version": pa.array([self._version] * count, pa.int32()),
-            "exact": pa.nulls(count, pa.string()),
-        }
         self._file += 1
-        self.writer.take(self._info(), pa.table(columns).select(SCHEMA.names).cast(SCHEMA))
-
-    def _info(self) -> SegmentInfo:
-        shape = TableInfo(
+        table = TableInfo(
             NUMBERS.namespace, NUMBERS.name, 1000, self._version, ("id",), self.columns
         )
-        return SegmentInfo(
-            id=self._file,
-            archive="made",
-            epoch=1,
-            writer="test",
-            source=SLOT,
-            database="db",
-            system_id="1",
-            timeline=1,
-            from_lsn=0,
-            end_lsn=self._lsn + 1,
-            rows=1,
-            tables=(shape,),
-        )
+        changes = archived(table, self._lsn, operation, numbers, after)
+        self.writer.take(segment(self._file, self._lsn, table), changes)
 
     def cut(self) -> Cut:
         """Make a cut of everything so far."""

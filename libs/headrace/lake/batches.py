@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.lake.catalog import TableName
-from headrace.lake.columns import places, whole
+from headrace.lake.columns import taken, whole
 from headrace.lake.draft import DraftState
 from headrace.lake.tables import LakeTable
 
@@ -38,6 +38,8 @@ class Batch:
 
 def since(batch: pa.Table, lsn: int) -> pa.Table:
     """The rows of transactions that committed at an LSN or later."""
+    if not batch.num_rows or pc.min(batch.column("commit_lsn")).as_py() >= lsn:
+        return batch
     return batch.filter(pc.greater_equal(batch.column("commit_lsn"), lsn))
 
 
@@ -59,4 +61,4 @@ def runs(rows: pa.Table) -> Iterator[tuple[TableName, int, pa.Table]]:
         )
         edges = np.flatnonzero(np.diff(versions[found])) + 1
         for run in np.split(found, edges):
-            yield name, int(versions[run[0]]), rows.take(places(run))
+            yield name, int(versions[run[0]]), taken(rows, run)

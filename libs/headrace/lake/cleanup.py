@@ -20,8 +20,8 @@ from pyiceberg.table.metadata import TableMetadata
 
 from headrace.lake.catalog import Catalog
 from headrace.lake.files import LakeFiles, LakeIO, canonical
+from headrace.lake.tables import SOURCE_PROPERTY
 
-SOURCE_PROPERTY = "headrace.source"
 UNUSED_KIND = "unused-folder"
 # As `LakeWriter` names a table's folder.
 _TABLE_FOLDER = re.compile(r"[A-Za-z0-9_-]*/[A-Za-z0-9_-]*-[0-9a-f]{16}")

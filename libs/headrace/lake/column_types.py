@@ -113,6 +113,18 @@ def arrow_schema(columns: Sequence[ColumnInfo]) -> pa.Schema:
     return pa.schema([*fields, pa.field(ITEM_EXACT, ARROW_EXACT)])
 
 
+def numeric_bounds(modifier: int) -> tuple[int, int] | None:
+    """Precision and scale of a numeric whose bounds Iceberg's decimals have too."""
+    if modifier < _MODIFIER_OFFSET:
+        return None
+    precision = (modifier - _MODIFIER_OFFSET) >> 16
+    # Since PostgreSQL 15 the scale can be negative, or greater than the precision.
+    scale = (((modifier - _MODIFIER_OFFSET) & _SCALE_MASK) ^ _SCALE_SIGN) - _SCALE_SIGN
+    if precision > _PRECISION_MAX or not 0 <= scale <= precision:
+        return None
+    return precision, scale
+
+
 def _scalar(type_oid: int, modifier: int) -> PrimitiveType:
     if type_oid == type_oids.NUMERIC:
         return _numeric(modifier)
@@ -120,15 +132,8 @@ def _scalar(type_oid: int, modifier: int) -> PrimitiveType:
 
 
 def _numeric(modifier: int) -> PrimitiveType:
-    """A decimal if the column has bounds that Iceberg has too."""
-    if modifier < _MODIFIER_OFFSET:
-        return StringType()
-    precision = (modifier - _MODIFIER_OFFSET) >> 16
-    # Since PostgreSQL 15 the scale can be negative, or greater than the precision.
-    scale = (((modifier - _MODIFIER_OFFSET) & _SCALE_MASK) ^ _SCALE_SIGN) - _SCALE_SIGN
-    if precision > _PRECISION_MAX or not 0 <= scale <= precision:
-        return StringType()
-    return DecimalType(precision, scale)
+    bounds = numeric_bounds(modifier)
+    return StringType() if bounds is None else DecimalType(*bounds)
 
 
 def _arrow(stored: IcebergType) -> pa.DataType:

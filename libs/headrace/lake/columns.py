@@ -23,3 +23,12 @@ def whole(column: Column) -> Column:
 def places(numbers: Ints) -> Column:
     """Places of rows, for `take`."""
     return pa.array(numbers, pa.int64())
+
+
+def taken(rows: Column, numbers: Ints) -> Column:
+    """The rows of a table or a column at these places, which are in order; not copied if these are
+    all of them.
+    """
+    if len(numbers) == len(rows):
+        return rows
+    return rows.take(places(numbers))

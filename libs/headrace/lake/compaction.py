@@ -19,16 +19,15 @@ from pyiceberg.schema import Schema
 from headrace.lake import data_files
 from headrace.lake.catalog import TableName
 from headrace.lake.columns import Ints
-from headrace.lake.data_files import GROUP_ROWS, RowsWriter
+from headrace.lake.data_files import RowsWriter
 from headrace.lake.files import LakeFiles
 from headrace.lake.snapshots import LiveFile, TableFiles
 from headrace.lake.writer import LakeWriter
 from headrace.process.failpoint import failpoint
 from headrace.settings.lake import LakeSettings
 
-# Rows of one read, and bytes that wait in memory until they are written.
+# Rows of one read.
 READ_ROWS = 16_384
-WAITING_BYTES = 32 << 20
 # Files of one tier differ in size by this factor at most; smaller ones are all in the first.
 _TIER_FACTOR = 8
 _FIRST_TIER_BYTES = 64 << 10
@@ -238,7 +237,7 @@ def compact_files(
     """
     written: list[DataFile] = []
     writer: RowsWriter | None = None
-    for rows in _gathered(_living(files, schema, inputs)):
+    for rows in data_files.gathered(_living(files, schema, inputs)):
         writer = writer or RowsWriter(files, folder, schema)
         writer.write(rows)
         if writer.size >= target_bytes:
@@ -266,21 +265,3 @@ def _deleted(files: LakeFiles, each: RewriteInput) -> Ints:
     none: Ints = np.array([], np.int64)
     found = [data_files.read_positions(files, location) for location in each.deletes]
     return np.unique(np.concatenate([none, *(one.get(each.location, none) for one in found)]))
-
-
-def _gathered(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Rows in groups that are worth a row group of Parquet."""
-    waiting: list[pa.Table] = []
-    for rows in parts:
-        waiting.append(rows)
-        count = sum(each.num_rows for each in waiting)
-        if count >= GROUP_ROWS or sum(each.nbytes for each in waiting) >= WAITING_BYTES:
-            yield _joined(waiting)
-            waiting = []
-    if waiting:
-        yield _joined(waiting)
-
-
-def _joined(parts: list[pa.Table]) -> pa.Table:
-    """Files of different schemas lack different columns, which are null in them."""
-    return pa.concat_tables(parts, promote_options="default")

@@ -35,6 +35,8 @@ pc: Any = pyarrow.compute
 FILE_PATH_ID = 2147483546
 POSITION_ID = 2147483545
 GROUP_ROWS = 131_072
+# Rows that wait for a row group to be full.
+GROUP_BYTES = 32 << 20
 _STATISTICS = {"write.metadata.metrics.default": "truncate(16)"}
 _FIELD_ID = "PARQUET:field_id"
 _FIELDS: list[pa.Field[Any]] = [
@@ -81,7 +83,7 @@ class RowsWriter:
     def close(self) -> DataFile:
         """Write the file."""
         self._writer.close()
-        data = self._sink.getvalue()
+        data = self._sink.getbuffer()
         location = f"{self._folder}/data/{uuid.uuid4()}.parquet"
         self._files.put(location, data)
         statistics = data_file_statistics_from_parquet_metadata(
@@ -98,11 +100,37 @@ class RowsWriter:
         )
 
 
-def write_rows(files: LakeFiles, folder: str, schema: Schema, rows: pa.Table) -> DataFile:
-    """Write rows, whose columns have the schema's names, as a data file."""
-    writer = RowsWriter(files, folder, schema)
-    writer.write(rows)
+def write_parts(
+    files: LakeFiles, folder: str, schema: Schema, parts: Iterator[pa.Table]
+) -> DataFile | None:
+    """Write rows that come in parts as one data file; None if there are none. Needs the memory of a
+    row group, besides the parts.
+    """
+    writer: RowsWriter | None = None
+    for rows in gathered(parts):
+        writer = writer or RowsWriter(files, folder, schema)
+        writer.write(rows)
+    if writer is None:
+        return None
     return writer.close()
+
+
+def gathered(parts: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Rows in groups that are worth a row group of Parquet."""
+    waiting: list[pa.Table] = []
+    for rows in parts:
+        waiting.append(rows)
+        count = sum(each.num_rows for each in waiting)
+        if count >= GROUP_ROWS or sum(each.nbytes for each in waiting) >= GROUP_BYTES:
+            yield _joined(waiting)
+            waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    """Files of different schemas lack different columns, which are null in them."""
+    return pa.concat_tables(parts, promote_options="default")
 
 
 def write_positions(files: LakeFiles, folder: str, path: str, positions: Ints) -> DataFile:
@@ -143,10 +171,15 @@ def read_positions(files: LakeFiles, location: str) -> dict[str, Ints]:
     }
 
 
+def open_file(files: LakeFiles, location: str) -> pq.ParquetFile:
+    """A data file, fetched as a whole."""
+    return pq.ParquetFile(pa.BufferReader(files.get(location)))
+
+
 def read_columns(files: LakeFiles, location: str, ids: list[int]) -> pa.Table:
     """Columns of a data file by their field IDs; absent ones, which are null, are left out."""
-    file = pq.ParquetFile(pa.BufferReader(files.get(location)))
-    by_id = _names_by_id(file)
+    file = open_file(files, location)
+    by_id = names_by_id(file)
     names = {number: by_id[number] for number in ids if number in by_id}
     table = file.read(columns=list(names.values()), use_threads=False)
     return table.select(list(names.values())).rename_columns([str(number) for number in names])
@@ -154,8 +187,8 @@ def read_columns(files: LakeFiles, location: str, ids: list[int]) -> pa.Table:
 
 def read_rows(files: LakeFiles, location: str, schema: Schema, rows: int) -> Iterator[pa.Table]:
     """A data file's rows in order, some at a time, with the columns that it has of a schema."""
-    file = pq.ParquetFile(pa.BufferReader(files.get(location)))
-    by_id = _names_by_id(file)
+    file = open_file(files, location)
+    by_id = names_by_id(file)
     names = {
         by_id[field.field_id]: field.name for field in schema.fields if field.field_id in by_id
     }
@@ -174,7 +207,8 @@ def _without_columns(total: int, rows: int) -> Iterator[pa.Table]:
         yield pa.Table.from_arrays([pa.nulls(count)], names=[""])
 
 
-def _names_by_id(file: pq.ParquetFile) -> dict[int, str]:
+def names_by_id(file: pq.ParquetFile) -> dict[int, str]:
+    """The names of a file's columns, as they were when it was written, by field ID."""
     return {
         int((field.metadata or {}).get(_FIELD_ID.encode(), b"-1")): field.name
         for field in file.schema_arrow

@@ -8,7 +8,7 @@ a draft that is given up.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +26,8 @@ from headrace.lake.snapshots import FileChanges, LiveFile, TableFiles, TableSnap
 
 # Waiting rows are written when they take this much memory.
 WAITING_BYTES_MAX = 64 << 20
+# Rows of a file in which keys are looked up together.
+_SEARCHED_ROWS = 131_072
 _NONE: Ints = np.array([], np.int64)
 
 
@@ -250,7 +252,13 @@ class TableDraft:
     ) -> tuple[Ints, Ints]:
         columns = self.columns(path, key.read)
         size = file.record_count
-        codes = needles.codes_of(key.of(lambda number: _column(columns, str(number), size)))
+        found = []
+        # Some at a time: the numbers of all rows would take more memory than their keys.
+        for start in range(0, size, _SEARCHED_ROWS):
+            count = min(_SEARCHED_ROWS, size - start)
+            part = columns.slice(start, count)
+            found.append(needles.codes_of(key.of(partial(_column_by_id, part, count))))
+        codes = np.concatenate(found) if found else _NONE
         if (codes >= 0).any():
             codes[self.deleted(path)] = -1
         rows = _taken(codes, left)
@@ -321,13 +329,18 @@ class TableDraft:
 
     def write_waiting(self) -> None:
         """Write the waiting rows that still exist as a data file."""
-        living = [each.rows.filter(pa.array(each.lives)) for each in self._waiting]
-        self._waiting.clear()
-        left = [each for each in living if each.num_rows]
-        if left:
-            rows = pa.concat_tables(left)
-            file = data_files.write_rows(self._files, self._folder, self.schema, rows)
+        file = data_files.write_parts(self._files, self._folder, self.schema, self._living())
+        if file is not None:
             self._added[file.file_path] = file
+
+    def _living(self) -> Iterator[pa.Table]:
+        """The waiting rows that still exist, each of which stops waiting."""
+        while self._waiting:
+            waiting = self._waiting.pop(0)
+            if waiting.lives.all():
+                yield waiting.rows
+            elif waiting.lives.any():
+                yield waiting.rows.filter(pa.array(waiting.lives))
 
     def finish(self) -> FileChanges:
         """Write everything that waits; what the next snapshot changes."""
@@ -358,6 +371,10 @@ def _taken(codes: Ints, left: Ints | None) -> Ints:
     rows = locate.rows_of(codes, len(left), counts=left)
     np.subtract.at(left, codes[rows], 1)
     return rows
+
+
+def _column_by_id(table: pa.Table, rows: int, number: int) -> Column:
+    return _column(table, str(number), rows)
 
 
 def _column(table: pa.Table, name: str | None, rows: int) -> Column:

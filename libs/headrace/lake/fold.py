@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.archive.payloads import members
-from headrace.lake.columns import Column, Ints, places
+from headrace.lake.columns import Column, Ints, places, taken, whole
 from headrace.lake.errors import LakeError
 
 # pyarrow's stubs lack calls that are used here.
@@ -100,11 +100,6 @@ def _equal(operations: Column, wanted: str) -> np.ndarray[Any, np.dtype[np.bool_
     return found
 
 
-def _whole(column: Column) -> Column:
-    """A column of texts as one array."""
-    return pa.concat_arrays([*column.chunks, pa.array([], pa.string())])
-
-
 @dataclass(slots=True)
 class Moves:
     """Updates that changed the key."""
@@ -159,10 +154,12 @@ class _Keyed:
         # Whether a step shows that the key's row did not exist before it.
         self._creates = self._is_insert[self._change]
         self._creates[ends_of_moves + 1] = True
-        keys = _whole(batch.column("key"))
+        keys = whole(batch.column("key"))
         place = self._change.copy()
         place[ends_of_moves] = size + np.arange(len(moved))
-        every = pa.concat_arrays([keys, pa.array(old_keys, pa.string())]).take(places(place))
+        every = keys
+        if old_keys:
+            every = pa.concat_arrays([keys, pa.array(old_keys, pa.string())]).take(places(place))
         if every.null_count:
             raise LakeError(
                 "a change lacks its row's key",
@@ -188,11 +185,11 @@ class _Keyed:
         final = last[~self._ends[last]]
         final.sort()
         changes = self._change[final]
-        rows = _whole(self._batch.column("after"))
+        rows = whole(self._batch.column("after"))
         net = NetChanges(
             keys=self._texts.take(places(located)).to_pylist(),
-            rows=rows.take(places(changes)),
-            exact=_exact(self._batch.column("exact").take(places(changes)), "after"),
+            rows=taken(rows, changes),
+            exact=_exact(taken(self._batch.column("exact"), changes), "after"),
         )
         if self._unchanged.null_count < len(self._unchanged):
             self._complete(net, final, {int(code): at for at, code in enumerate(located)})
@@ -254,7 +251,7 @@ def _fold_rows(batch: pa.Table, operations: Column) -> NetChanges:
     """The net change of a table without a key."""
     if pc.all(pc.equal(operations, _INSERT)).as_py() is not False:
         return NetChanges(
-            rows=_whole(batch.column("after")), exact=_exact(batch.column("exact"), "after")
+            rows=whole(batch.column("after")), exact=_exact(batch.column("exact"), "after")
         )
     # The number of rows that come or go, by text: under REPLICA IDENTITY FULL, both sides are whole
     # rows with their columns in the table's order.
@@ -266,11 +263,11 @@ def _fold_rows(batch: pa.Table, operations: Column) -> NetChanges:
             gone = (before, _dumped(sides.get("before")))
             numbers[gone] = numbers.get(gone, 0) - 1
         if after is not None:
-            whole = after
+            come_row = after
             if before is not None:
-                whole = _object({**members(before), **members(after)})
+                come_row = _object({**members(before), **members(after)})
             kept = {**sides.get("before", {}), **sides.get("after", {})} if before else None
-            come = (whole, _dumped(_of_row(sides, kept)))
+            come = (come_row, _dumped(_of_row(sides, kept)))
             numbers[come] = numbers.get(come, 0) + 1
     return _net_rows(numbers)
 

@@ -53,7 +53,8 @@ class JsonColumns:
         return found
 
     def _by_arrow(self, texts: Array) -> pa.Table | None:
-        lines = pa.ListArray.from_arrays([0, len(texts)], pc.fill_null(texts, "{}"))
+        whole = pc.fill_null(texts, "{}") if texts.null_count else texts
+        lines = pa.ListArray.from_arrays([0, len(texts)], whole)
         try:
             data = pc.binary_join(lines, "\n")[0].as_buffer()
             return json.read_json(

@@ -92,13 +92,6 @@ def entry_of(column: Column, name: str) -> Column:
     return pa.array(found, pa.string())
 
 
-def _whole(column: Column) -> Column:
-    combined = column.combine_chunks()
-    if isinstance(combined, pa.ChunkedArray):
-        return combined.chunk(0) if combined.num_chunks else pa.array([], combined.type)
-    return combined
-
-
 def rows_of(codes: Ints, keys: int, *, counts: Ints | None = None) -> Ints:
     """The positions of rows that have one of the keys; with counts, as many of each."""
     found = np.flatnonzero(codes >= 0)

@@ -105,13 +105,22 @@ class TableSnapshot:
 
 def load(io: LakeIO, location: str) -> TableSnapshot:
     """A table by the location of its metadata."""
-    metadata = FromInputFile.table_metadata(io.new_input(location))
+    metadata = load_metadata(io, location)
+    return TableSnapshot(metadata, location, load_files(io, metadata.current_snapshot()))
+
+
+def load_metadata(io: LakeIO, location: str) -> TableMetadata:
+    """A table's metadata, with all its snapshots."""
+    return FromInputFile.table_metadata(io.new_input(location))
+
+
+def load_files(io: LakeIO, snapshot: Snapshot | None) -> TableFiles:
+    """The files of a snapshot; none before the first."""
     files = TableFiles()
-    current = metadata.current_snapshot()
-    if current is not None:
-        for manifest in current.manifests(io):
+    if snapshot is not None:
+        for manifest in snapshot.manifests(io):
             _read(io, manifest, files)
-    return TableSnapshot(metadata, location, files)
+    return files
 
 
 def _read(io: LakeIO, manifest: ManifestFile, files: TableFiles) -> None:

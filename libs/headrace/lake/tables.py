@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
+import orjson
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StringType
 
@@ -16,6 +17,10 @@ from headrace.archive.metadata import ColumnInfo, TableInfo
 from headrace.lake.catalog import TableName
 from headrace.lake.column_types import ITEM_EXACT, iceberg_type
 from headrace.lsn import format_lsn, parse_lsn
+
+SOURCE_PROPERTY: Final = "headrace.source"
+TABLE_PROPERTY: Final = "headrace.table"
+"""The properties of a table's metadata: the slot of the suite that made it, and the `LakeTable`."""
 
 # A list's element has a separate ID.
 _IDS_PER_COLUMN = 2
@@ -99,20 +104,29 @@ class LakeTable:
     @classmethod
     def decode(cls, name: TableName, body: Mapping[str, Any]) -> LakeTable:
         """As `encode` stored it."""
-        columns = []
-        for stored in body["columns"]:
-            facts = dict(stored)
-            field_id = facts.pop("id")
-            columns.append(LakeColumn(ColumnInfo(**facts), field_id))
         return cls(
             name,
             body["relation_id"],
-            tuple(columns),
+            tuple(
+                LakeColumn(ColumnInfo.decode(stored), stored["id"]) for stored in body["columns"]
+            ),
             tuple(body["key"]),
             parse_lsn(body["from_lsn"]),
             body["exact_id"],
             body["last_id"],
         )
+
+
+def table_properties(table: LakeTable, slot: str) -> dict[str, str]:
+    """The properties of its metadata by which a suite finds the table again."""
+    return {SOURCE_PROPERTY: slot, TABLE_PROPERTY: orjson.dumps(table.encode()).decode()}
+
+
+def described_table(name: TableName, properties: Mapping[str, str], slot: str) -> LakeTable | None:
+    """The table that a metadata's properties describe; None if another program made it."""
+    if properties.get(SOURCE_PROPERTY) != slot:
+        return None
+    return LakeTable.decode(name, orjson.loads(properties[TABLE_PROPERTY]))
 
 
 def new_table(

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute
 from pyiceberg.manifest import DataFile
@@ -40,14 +39,12 @@ from headrace.lake.expiry import CutRetention, expired
 from headrace.lake.files import LakeFiles, LakeIO
 from headrace.lake.metadata import PREVIOUS_MAX
 from headrace.lake.snapshots import TableFiles, TableSnapshot
-from headrace.lake.tables import LakeTable, evolve
+from headrace.lake.tables import LakeTable, described_table, evolve, table_properties
 from headrace.lsn import format_lsn
 from headrace.process.failpoint import failpoint
 
 # pyarrow's stubs lack calls that are used here.
 pc: Any = pyarrow.compute
-_TABLE = "headrace.table"
-_SOURCE = "headrace.source"
 _PROPERTIES = {
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
@@ -134,9 +131,9 @@ class LakeWriter:
                 # Another source's table, or a foreign one.
                 continue
             snapshot = snapshots.load(self._io, location)
-            if snapshot.metadata.properties.get(_SOURCE) == self._source.slot:
-                body = orjson.loads(snapshot.metadata.properties[_TABLE])
-                self._follow(LakeTable.decode(name, body), snapshot)
+            table = described_table(name, snapshot.metadata.properties, self._source.slot)
+            if table is not None:
+                self._follow(table, snapshot)
 
     def _follow(self, table: LakeTable, snapshot: TableSnapshot) -> _Followed:
         schema = snapshot.metadata.schema()
@@ -464,7 +461,7 @@ class LakeWriter:
             yield SetPropertiesUpdate(updates=self._described(followed.table))
 
     def _described(self, table: LakeTable) -> dict[str, str]:
-        return {_SOURCE: self._source.slot, _TABLE: orjson.dumps(table.encode()).decode()}
+        return table_properties(table, self._source.slot)
 
 
 def _quoted(name: str) -> str:

@@ -14,6 +14,7 @@ from headrace.lake.engine import CopiedFiles, CopyWork, Progress
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter
 from headrace.lake_writer.range_copy import copy_ranges
+from headrace.process.pyarrow_memory import give_back
 from headrace.settings import Settings
 
 # Applying rows takes many times their size in memory.
@@ -43,6 +44,7 @@ class InlineEngine:
             for start in range(0, batch.num_rows, rows_max):
                 block = pa.Table.from_batches([batch.slice(start, rows_max)])
                 await asyncio.to_thread(writer.take, file.info, block)
+                give_back()
         return 1
 
     async def compact(self, works: Sequence[CompactWork]) -> list[list[DataFile]]:

@@ -7,8 +7,11 @@ from pathlib import Path
 from headrace.testing.suite import Suite
 from tests.oracle.lake import ForeignLake
 from tests.support.archiving import Archiving
+from tests.support.hastened import hastened
 from tests.support.lake import SERVICES, became_same, lake_environment
 
+# New, renamed and dropped tables are noticed sooner.
+QUICK = hastened({"headrace.lake_writer.follower.TABLES_S": 0.5})
 SETUP = """
 CREATE TABLE keyed (id bigint PRIMARY KEY, n int, note text);
 CREATE TABLE composite (a text, until date, n int, PRIMARY KEY (a, until));
@@ -95,7 +98,10 @@ async def test_every_kind_of_change_reaches_the_lake(archiving: Archiving, tmp_p
     await database.execute(SETUP)
     lake = ForeignLake(tmp_path / "lake")
     environment = lake_environment(archiving, tmp_path, HEADRACE_ARCHIVE_FILE_ROWS_MAX="1000")
-    async with Suite(environment, tmp_path, SERVICES) as suite:
+    async with (
+        Suite(environment, tmp_path, SERVICES[:-1]),
+        Suite(environment, tmp_path, SERVICES[-1:], program=QUICK) as suite,
+    ):
         assert not (wrong := await became_same(lake, database, suite)), ("the copies", wrong)
         for name, statements in CHANGES.items():
             await database.execute(statements)

@@ -1,19 +1,33 @@
-"""Every engine makes the same tables: those of PostgreSQL, read by DuckDB."""
+"""Every engine makes the same tables: those of PostgreSQL, read by DuckDB.
+
+One source and one archive serve a lake of each engine at the same time: a JVM starts slowly, and
+the script is the same. `HEADRACE_LAKE_ENGINES` names the engines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import nats
 import pytest
 
+from headrace.jetstream.provisioning import ensure
+from headrace.settings import load
 from headrace.testing.database import Database
 from headrace.testing.suite import Suite
-from tests.integration.lake_writer.test_lake_line import reached
 from tests.oracle.lake import ForeignLake
 from tests.support.archiving import Archiving, archived
 from tests.support.hastened import hastened
+from tests.support.lake import reached
+from tests.support.lake_load import running
+from tests.support.linked_archive import LinkedArchive
 
+ENGINES = os.environ.get("HEADRACE_LAKE_ENGINES", "inline,spark").split(",")
 LINE = ("wal-reader", "publisher", "archiver")
 # So small that a few hundred rows are a large batch, divided into several parts.
 SMALL = hastened(
@@ -24,6 +38,7 @@ SMALL = hastened(
     }
 )
 BEFORE = (
+    "CREATE TABLE ticks (n bigserial PRIMARY KEY)",
     "CREATE TABLE plain (a int, b text); ALTER TABLE plain REPLICA IDENTITY FULL",
     "CREATE TABLE toasted (id int PRIMARY KEY, big text, n int)",
     "ALTER TABLE toasted ALTER big SET STORAGE EXTERNAL",
@@ -74,11 +89,26 @@ TABLES = {
 }
 
 
-async def check(lake: ForeignLake, database: Database, tables: dict[str, str]) -> None:
-    for table, columns in tables.items():
-        expected = await database.fetch(f"SELECT {columns} FROM {table}")
-        found = lake.rows(f"public.{table}", columns)
-        assert sorted(found, key=repr) == sorted((tuple(row) for row in expected), key=repr), table
+SERVICE = "lake-writer"
+
+
+@dataclass(frozen=True)
+class EngineLake:
+    """The lake of one engine."""
+
+    engine: str
+    suite: Suite
+    lake: ForeignLake
+
+    async def shows(self, database: Database, tables: dict[str, str]) -> None:
+        await reached(self.lake, database, self.suite, PATIENCE_S)
+        for table, columns in tables.items():
+            expected = await database.fetch(f"SELECT {columns} FROM {table}")
+            found = self.lake.rows(f"public.{table}", columns)
+            assert sorted(found, key=repr) == sorted((tuple(row) for row in expected), key=repr), (
+                self.engine,
+                table,
+            )
 
 
 async def run(database: Database, statements: Sequence[str]) -> None:
@@ -86,39 +116,71 @@ async def run(database: Database, statements: Sequence[str]) -> None:
         await database.execute(statement)
 
 
+async def ticks(database: Database) -> None:
+    """Changes until cancelled: a lake-writer with another state bucket learns the time from files
+    only.
+    """
+    session = await database.connect()
+    while True:
+        await session.execute("INSERT INTO ticks DEFAULT VALUES")
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("engine", ["spark", "auto", "inline"])
-async def test_a_backlog_becomes_the_tables_of_the_source(
-    archiving: Archiving, tmp_path: Path, engine: str
+async def test_every_engine_makes_the_tables_of_the_source(
+    archiving: Archiving, tmp_path: Path
 ) -> None:
     database = archiving.database
     await run(database, BEFORE)
-    environment = archiving.environment(
-        HEADRACE_ARCHIVE_REQUIRED="true",
-        HEADRACE_LAKE_URL=f"file://{tmp_path}/lake",
-        HEADRACE_LAKE_FLUSH_INTERVAL_S="0.3",
-        HEADRACE_LAKE_ENGINE=engine,
-        HEADRACE_LAKE_SPARK_ROWS_MIN="300",
-        HEADRACE_LAKE_SPARK_RANGES_MIN="1",
-        HEADRACE_SNAPSHOT_RANGE_BYTES="8192",
-    )
-    lake = ForeignLake(tmp_path / "lake")
-    async with (
-        Suite(environment, tmp_path, LINE),
-        Suite(environment, tmp_path, ("lake-writer",), program=SMALL) as writer,
-    ):
-        await reached(lake, database, PATIENCE_S)
-        await check(lake, database, TABLES)
-        await writer.stop("lake-writer")
+    environment = archiving.environment(HEADRACE_ARCHIVE_REQUIRED="true")
+    # The backlog appears as a whole, and no session has to start again for it.
+    links = LinkedArchive(tmp_path / "archive", tmp_path / "linked")
+    links.link()
+    wide = {**TABLES, "orders": "id, n, note, more"}
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(Suite(environment, tmp_path, LINE))
+        lakes = [
+            await stack.enter_async_context(engine_lake(environment, links, tmp_path, engine))
+            for engine in ENGINES
+        ]
+        async with running(links.follow(), ticks(database)):
+            for each in lakes:
+                await each.shows(database, TABLES)
         await run(database, BACKLOG)
         await archived(archiving.url, await archiving.oracle.changes())
-        await writer.start("lake-writer")
-        await reached(lake, database, PATIENCE_S)
-        await check(lake, database, {**TABLES, "orders": "id, n, note, more"})
-        await run(database, AFTER)
-        await reached(lake, database, PATIENCE_S)
-        await check(lake, database, {**TABLES, "orders": "id, n, note, more"})
-        started = "spark_starting" in writer.log("lake-writer")
-        assert started == (engine != "inline")
+        async with running(links.follow(), ticks(database)):
+            for each in lakes:
+                await each.shows(database, wide)
+            await run(database, AFTER)
+            for each in lakes:
+                await each.shows(database, wide)
+        for each in lakes:
+            started = "spark_starting" in each.suite.log(SERVICE)
+            assert started == (each.engine != "inline")
+
+
+@asynccontextmanager
+async def engine_lake(
+    environment: dict[str, str], links: LinkedArchive, folder: Path, engine: str
+) -> AsyncIterator[EngineLake]:
+    place = folder / engine
+    place.mkdir()
+    own = {
+        **environment,
+        "HEADRACE_ARCHIVE_URL": links.url,
+        # A separate lease.
+        "HEADRACE_STATE_BUCKET": f"state-{engine}",
+        "HEADRACE_LAKE_URL": f"file://{place}/lake",
+        "HEADRACE_LAKE_FLUSH_INTERVAL_S": "0.3",
+        "HEADRACE_LAKE_ENGINE": engine,
+        "HEADRACE_LAKE_SPARK_ROWS_MIN": "300",
+        "HEADRACE_LAKE_SPARK_RANGES_MIN": "1",
+        "HEADRACE_SNAPSHOT_RANGE_BYTES": "8192",
+    }
+    client = await nats.connect(environment["NATS_URL"])
+    await ensure(client.jetstream(), load(own).streams)
+    await client.close()
+    async with Suite(own, place, (SERVICE,), program=SMALL) as suite:
+        yield EngineLake(engine, suite, ForeignLake(place / "lake"))

@@ -12,8 +12,9 @@ import pytest
 
 from headrace.cli.lake import copy_again, keep
 from headrace.cli.lake.opened import Lake, opened
+from headrace.testing.s3 import S3Server
 from headrace.testing.suite import Suite
-from tests.oracle.lake import ForeignLake
+from tests.oracle.lake import ForeignLake, QueriedBucket
 from tests.support.archiving import Archiving
 from tests.support.lake import SERVICES, became_same, eventually, lake_environment
 from tests.support.lake_load import SumReader, create_accounts, running, transfers
@@ -46,6 +47,40 @@ async def test_compaction_and_cleanup_under_load_lose_nothing(
         assert not (wrong := await became_same(lake, database, suite)), wrong
     assert not reader.wrong
     assert len(reader.cuts) > 5
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+async def test_compaction_and_cleanup_with_a_catalog_in_postgresql_lose_nothing(
+    archiving: Archiving,
+    s3: S3Server,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    place: str,
+) -> None:
+    database = archiving.database
+    await create_accounts(database)
+    await database.execute("CREATE DATABASE lake")
+    catalog = database.server.dsn("lake")
+    places = {"folder": f"file://{tmp_path}/lake", "bucket": s3.url("lake")}
+    environment = lake_environment(
+        archiving,
+        tmp_path,
+        **BUSY,
+        **s3.environment(),
+        HEADRACE_LAKE_URL=places[place],
+        HEADRACE_LAKE_CATALOG=catalog,
+    )
+    lake, read = (QueriedBucket(catalog, s3.options()) for _ in range(2))
+    request.addfinalizer(lake.close)
+    request.addfinalizer(read.close)
+    reader = SumReader(read)
+    async with Suite(environment, tmp_path, SERVICES) as suite:
+        async with running(transfers(database, 4), reader.read()):
+            await eventually(lambda: suite.log("lake-writer").count("event=compacted") >= 3)
+            await eventually(lambda: suite.log("lake-writer").count("event=files_removed") >= 5)
+        assert not (wrong := await became_same(lake, database, suite)), wrong
+    assert not reader.wrong
+    assert len(reader.cuts) > 3
 
 
 async def test_upkeep_by_hand_beside_a_busy_lake_writer_loses_nothing(

@@ -127,3 +127,9 @@ def test_a_tables_schema_ends_with_the_exact_texts() -> None:
 def test_a_column_with_the_name_of_the_lakes_own_is_refused() -> None:
     with pytest.raises(ReservedColumnError, match="_headrace_exact"):
         arrow_schema([column(25, name=ITEM_EXACT)])
+
+
+def test_a_numeric_with_the_smallest_modifier_is_a_decimal() -> None:
+    """Precision 1 and scale 0 are the least; below it, there are no bounds."""
+    assert iceberg_type(column(NUMERIC, numeric(1, 0))) == DecimalType(1, 0)
+    assert iceberg_type(column(NUMERIC, 3)) == StringType()

@@ -10,7 +10,15 @@ import pytest
 from pyiceberg.manifest import DataFile
 
 from headrace.lake.catalog import PointerMovedError
-from headrace.lake.compaction import Compaction, Rewrite, RewriteInput, compact, compact_files, plan
+from headrace.lake.compaction import (
+    READ_ROWS,
+    Compaction,
+    Rewrite,
+    RewriteInput,
+    compact,
+    compact_files,
+    plan,
+)
 from headrace.lake.errors import CutRefusedError
 from headrace.lake.snapshots import LiveFile, TableFiles
 from tests.oracle.lake import ForeignLake
@@ -196,3 +204,25 @@ def test_an_output_is_divided_at_the_target_size(lake: LocalLake) -> None:
     lake.cut()
     ((count, total),) = ForeignLake(lake.folder).rows(str(NUMBERS), "count(*), sum(id)")
     assert (count, total) == (200_000, sum(range(200_000)))
+
+
+def test_deleted_rows_of_a_large_file_are_those_of_each_part_that_is_read(lake: LocalLake) -> None:
+    count = 2 * READ_ROWS + 10
+    lake.insert(range(count))
+    lake.cut()
+    edges = {0, READ_ROWS - 1, READ_ROWS, 2 * READ_ROWS - 1, 2 * READ_ROWS, count - 1}
+    lake.delete(sorted(edges))
+    lake.cut()
+    assert compacted(lake, deleted_share=0.0).files_before == 1
+    assert lake.writer.snapshots[NUMBERS].files.deleted_rows == 0
+    assert [number for (number,) in rows(lake, "id")] == [
+        number for number in range(count) if number not in edges
+    ]
+
+
+@pytest.mark.parametrize(("size", "joined"), [(64 * MIB, 0), (40 * MIB, 4)])
+def test_a_file_of_half_the_target_is_large(size: int, joined: int) -> None:
+    files = [data_file(f"file-{number}", 10, size) for number in range(4)]
+    limits = replace(LIMITS, target_bytes=128 * MIB, bytes_max=1 << 30, tiered=False)
+    found = plan(table_of(files), limits)
+    assert sum(len(rewrite.inputs) for rewrite in found) == joined

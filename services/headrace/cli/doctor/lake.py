@@ -21,6 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.lake.opening import check_lake
 from headrace.lsn import format_lsn, parse_lsn
 from headrace.settings import Settings
+from headrace.terminal.text import counted
 
 if TYPE_CHECKING:
     from headrace.lake.catalog import Cut
@@ -111,7 +112,8 @@ def _last_cut(settings: Settings, findings: Findings) -> Cut | None:
     if cut is None:
         findings.ok("catalog", "reachable; no cut yet")
     else:
-        findings.ok("catalog", f"reachable; the last cut is {cut.number}, {len(cut.tables)} tables")
+        tables = counted(len(cut.tables), "table")
+        findings.ok("catalog", f"reachable; the last cut is {cut.number}, {tables}")
     return cut
 
 

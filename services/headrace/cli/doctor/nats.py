@@ -24,7 +24,7 @@ from headrace.cli.session import kind_and_name, nats
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import shown, version_of
 from headrace.jetstream.provisioning import declared
-from headrace.jetstream.state import bucket
+from headrace.jetstream.state import Cell, bucket
 from headrace.settings import Settings
 from headrace.suite import pause
 
@@ -151,6 +151,8 @@ async def _streams(client: Client, settings: Settings, findings: Findings) -> No
             findings.fail(check, str(answer["error"].get("description")), "Run `headrace init`.")
         else:
             _stream(check, config, answer, findings)
+            if name == settings.streams.cdc:
+                await _losses(client, settings, check, findings)
             if name == settings.streams.cdc and "ts" in answer:
                 there = datetime.fromisoformat(answer["ts"]).timestamp()
                 # The server read its clock between the request and the answer.
@@ -184,6 +186,26 @@ def _retention_remedy(name: str | None, keeps: RetentionPolicy, retention: str) 
     if RetentionPolicy.WORK_QUEUE in {keeps, retention}:
         return f"Delete it (nats stream rm {name}) and run `headrace init`: it begins empty."
     return f"Change it: nats stream edit {name} --retention {keeps.value}."
+
+
+async def _losses(client: Client, settings: Settings, check: str, findings: Findings) -> None:
+    """Whether the stream still contains what the publisher has stored in it."""
+    js = client.jetstream(timeout=_TIMEOUT_S)
+    try:
+        state = await bucket(js, settings.streams.state)
+        progress = await Cell(state, f"progress.{settings.source.slot}").read() or {}
+        now = await js.stream_info(settings.streams.cdc)
+    except (HeadraceError, NatsError, TimeoutError):
+        # The check of the bucket says why.
+        return
+    created = progress.get("stream_created", "")
+    if created not in ("", str(now.created)) or now.state.last_seq < progress.get("stream_seq", 0):
+        findings.fail(
+            check,
+            "was replaced or lost its end since the publisher wrote to it",
+            "Run the publisher: it delivers what the slot still has, and reports the rest as a "
+            "gap. Then bootstrap consumers again.",
+        )
 
 
 async def _pause(client: Client, settings: Settings, findings: Findings) -> None:

