@@ -10,9 +10,9 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
@@ -35,6 +35,8 @@ _FOLDER_PREFIX = "headrace-tests-"
 # Without a limit, nats-server takes three quarters of what other tests leave free when it starts.
 _FILE_STORE_BYTES_MAX = 1 << 40
 
+S = TypeVar("S", bound=EmbeddedServer)
+
 
 class SessionServers:
     """The shared and separate servers of a session; `close` ends all of them."""
@@ -47,6 +49,7 @@ class SessionServers:
         self._made: list[EmbeddedServer] = []
         self._shared_postgres: dict[PostgresVersion, EmbeddedPostgres] = {}
         self._shared_nats: EmbeddedNats | None = None
+        self._shared: dict[str, EmbeddedServer] = {}
 
     def shared_postgres(self, version: PostgresVersion) -> EmbeddedPostgres:
         """Return the session's server of this version, running."""
@@ -79,6 +82,20 @@ class SessionServers:
         of `EmbeddedNats`.
         """
         server = EmbeddedNats(self._new_folder("nats"), **_with_room(options))
+        self._made.append(server)
+        return server
+
+    def shared(self, kind: str, make: Callable[[Path], S]) -> S:
+        """Return the session's server of this kind, running; `make` creates it in a folder."""
+        if kind not in self._shared:
+            self._shared[kind] = self.new(kind, make)
+        server = self._shared[kind]
+        server.start_blocking()
+        return server  # type: ignore[return-value]  # one kind is always made by one function
+
+    def new(self, kind: str, make: Callable[[Path], S]) -> S:
+        """Return another server of this kind with a separate folder, not yet started."""
+        server = make(self._new_folder(kind))
         self._made.append(server)
         return server
 
