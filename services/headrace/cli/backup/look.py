@@ -1,0 +1,113 @@
+"""`headrace backup ls`, `status` and `drops`: what can be restored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.table import Table
+
+from headrace.backup.backups import Backups
+from headrace.backup.dropped import drops
+from headrace.backup.plan import Planner, format_time
+from headrace.backup.segments import holes, ranges, reach
+from headrace.backup.store import BackupStore
+from headrace.cli.terminal import Console
+from headrace.lsn import format_lsn
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def shown(size: float) -> str:
+    """A size for people."""
+    unit = 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size /= 1024
+        unit += 1
+    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+
+
+def ls(store: BackupStore, *, as_json: bool) -> None:
+    """The backups, the oldest first."""
+    planner = Planner(store)
+    rows: list[dict[str, Any]] = []
+    for record in planner.records:
+        end = reach(planner.pieces, planner.way(record.timeline), record.start_lsn)
+        rows.append(
+            {
+                "label": record.label,
+                "kind": "full" if record.parent is None else "incremental",
+                "parent": record.parent,
+                "time": format_time(record.end_us),
+                "timeline": record.timeline,
+                "lsn": format_lsn(record.end_lsn),
+                "log_until": format_lsn(end),
+                "bytes": record.bytes,
+                "stored": record.stored_bytes,
+                "tags": list(record.tags),
+                "restorable": end >= record.end_lsn,
+            }
+        )
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("backup", "kind", "time", "LSN", "log until", "size", "stored", "tags", box=None)
+    for row in rows:
+        table.add_row(
+            row["label"],
+            row["kind"],
+            row["time"],
+            row["lsn"],
+            row["log_until"],
+            shown(row["bytes"]),
+            shown(row["stored"]),
+            ", ".join(row["tags"]),
+        )
+    Console().print(table)
+
+
+def status(store: BackupStore, *, as_json: bool) -> None:
+    """How far the log is stored, what is missing, and what the store takes."""
+    planner = Planner(store)
+    found = ranges(planner.pieces)
+    missing = holes(found)
+    said = store.status()
+    body = {
+        "store": store.url,
+        "system_id": store.identity.system_id,
+        "backups": len(planner.records),
+        "log_until": format_lsn(found[-1].end) if found else None,
+        "time": format_time(said.time_us) if said is not None else None,
+        "timeline": planner.timeline,
+        "holes": [
+            {"timeline": one.timeline, "from": format_lsn(one.start), "to": format_lsn(one.end)}
+            for one in missing
+        ],
+        "unfinished_backups": sorted(Backups(store).unfinished()),
+        "stored_bytes": sum(size for _, size in store.tree("")),
+    }
+    if as_json:
+        print(json.dumps(body))
+        return
+    console = Console()
+    for name, value in body.items():
+        console.print(f"{name.replace('_', ' '):<20} {value}")
+
+
+def list_drops(store: BackupStore, *, as_json: bool) -> None:
+    """The dropped tables that can be brought back, the last one first."""
+    found = [drop for drop in drops(store, Planner(store)) if drop.name is not None]
+    if as_json:
+        print(
+            json.dumps(
+                [
+                    {"table": one.name, "xid": one.xid, "time": format_time(one.time_us)}
+                    for one in found
+                ]
+            )
+        )
+        return
+    table = Table("table", "transaction", "time", box=None)
+    for one in found:
+        table.add_row(one.name, str(one.xid), format_time(one.time_us))
+    Console().print(table)

@@ -1,0 +1,97 @@
+"""The options of `headrace restore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.backup.commands import Url, on_store
+
+if TYPE_CHECKING:
+    from headrace.backup.store import BackupStore
+    from headrace.settings import Settings
+
+
+Folder = Annotated[
+    Path | None, typer.Option("--to", help="Restore the whole cluster into this new folder.")
+]
+Table = Annotated[
+    str | None, typer.Option("--table", help="Restore one table, such as orders or app.orders.")
+]
+BeforeDrop = Annotated[
+    bool, typer.Option("--before-drop", help="The moment before the table was dropped.")
+]
+At = Annotated[
+    str | None, typer.Option("--at", help="A time: 2026-01-31T15:46+01:00, or 30m, 2h ago.")
+]
+AtLsn = Annotated[str | None, typer.Option("--lsn", help="A place in the log: 0/191BFD0.")]
+Xid = Annotated[
+    int | None, typer.Option("--xid", min=3, help="After this transaction has committed.")
+]
+BeforeXid = Annotated[
+    int | None, typer.Option("--before-xid", min=3, help="Before this transaction commits.")
+]
+Into = Annotated[
+    str,
+    typer.Option("--into", help="Where the table goes: live (PG_HOST, PG_DB, …) or postgresql://…"),
+]
+NewName = Annotated[
+    str | None, typer.Option("--as", help="The table's new name. [its name and _restored]")
+]
+Timeline = Annotated[
+    int | None, typer.Option("--timeline", min=1, help="The timeline to follow. [the newest]")
+]
+Tablespaces = Annotated[
+    list[str] | None,
+    typer.Option("--tablespace", help="A tablespace's new place: OLD=NEW; repeatable."),
+]
+Work = Annotated[
+    Path | None, typer.Option("--work", help="Where a table's cluster is restored. [temporary]")
+]
+PlanOnly = Annotated[bool, typer.Option("--plan", help="Only show what the restore would do.")]
+
+
+def restore(  # noqa: PLR0917  # typer turns them into options
+    url: Url = None,
+    to: Folder = None,
+    table: Table = None,
+    before_drop: BeforeDrop = False,
+    at: At = None,
+    lsn: AtLsn = None,
+    xid: Xid = None,
+    before_xid: BeforeXid = None,
+    into: Into = "live",
+    name: NewName = None,
+    timeline: Timeline = None,
+    tablespaces: Tablespaces = None,
+    work: Work = None,
+    plan_only: PlanOnly = False,
+) -> None:
+    """Bring the cluster back at any moment in a new folder, or one table into a live database.
+
+    Without a moment --to goes to the end of the log.
+    """
+
+    def restored(settings: Settings, store: BackupStore) -> None:
+        from headrace.cli.restore import run as command
+        from headrace.cli.restore.moment import RestoreMoment
+
+        command.run(
+            settings,
+            store,
+            command.Wanted(
+                to,
+                table,
+                RestoreMoment(at, lsn, xid, before_xid, before_drop),
+                into,
+                name,
+                timeline,
+                tuple(tablespaces or ()),
+                work,
+                plan_only,
+            ),
+        )
+
+    on_store(url, restored)
