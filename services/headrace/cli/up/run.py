@@ -30,6 +30,7 @@ from headrace.cli.up.selection import (
     require_free_slot,
 )
 from headrace.cli.up.servers import DATABASE, Servers
+from headrace.cli.up.sql import make_sql_user, sql_environment
 from headrace.cli.up.suite import Suite
 from headrace.cli.up.view import CreatedObjects, ServiceRow, View
 from headrace.embedded.postgres import EmbeddedPostgres
@@ -54,6 +55,7 @@ class Options:
     archive: str | None = None
     lake: str | None = None
     catalog: str | None = None
+    sql: bool = False
     once: bool = False
     verbose: bool = False
 
@@ -74,6 +76,8 @@ class Options:
             given["HEADRACE_LAKE_URL"] = self.lake
         if self.catalog is not None:
             given["HEADRACE_LAKE_CATALOG"] = self.catalog
+        if self.sql:
+            given["HEADRACE_SQL"] = "true"
         return given
 
 
@@ -167,6 +171,9 @@ class _Up:
             view.done(f"The stream {first.streams.cdc} still contains {kept:,} messages")
         with view.step("Starting the services"):
             await self._start_services()
+        for suite in self._suites:
+            if suite.settings.sql.enabled:
+                await asyncio.to_thread(make_sql_user, suite.settings.sql, self._folder)
         ready = sum(len(suite.ports) for suite in self._suites)
         view.done(f"{ready} services are ready{self._counted()}")
         if self._servers.postgres is not None:
@@ -256,6 +263,8 @@ class _Up:
             settings["HEADRACE_LAKE_URL"] = suite.settings.lake.url
         if suite.settings.lake.catalog:
             settings["HEADRACE_LAKE_CATALOG"] = suite.settings.lake.catalog
+        if suite.settings.sql.enabled:
+            settings |= sql_environment(suite.settings.sql, self._folder)
         self._servers.write_environment(settings, name)
 
     async def _watch(self, keeping: asyncio.Task[None]) -> None:
@@ -354,10 +363,21 @@ class _Up:
             ("follow", f". {environment} && headrace tail   (in another terminal)"),
             ("look at", f"{self._suites[0].supervisor.url('telemetry')}/   (in a browser)"),
             *several,
+            *self._sql_hints(),
             ("nats", f"nats --server {url} sub 'cdc.>'"),
             ("Python", f"client = await nats.connect({url!r})"),
             ("", "await client.jetstream().subscribe('cdc.>', ordered_consumer=True)"),
             ("stop", f"Ctrl-C, or kill {os.getpid()}; the next `up` continues with the data"),
+        ]
+
+    def _sql_hints(self) -> list[tuple[str, str]]:
+        return [
+            (
+                f"{suite.label}SQL",
+                f'. {_short(self._folder / suite.environment_file)} && psql "$SQL_URL"',
+            )
+            for suite in self._suites
+            if suite.settings.sql.enabled
         ]
 
 

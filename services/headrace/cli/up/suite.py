@@ -19,7 +19,17 @@ from headrace.embedded.ports import free_port, is_free
 from headrace.embedded.process import PortTakenError
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
-from headrace.suite.services import ARCHIVER, AUDIT_WRITER, LAKE_WRITER, SERVICES
+from headrace.sinks.configuration import load_sinks
+from headrace.suite.services import (
+    ARCHIVER,
+    AUDIT_WRITER,
+    LAKE_WRITER,
+    SERVICES,
+    SINK,
+    SQL_SERVER,
+    WAL_ARCHIVER,
+    sink_service,
+)
 from headrace.supervisor.line import Line
 from headrace.supervisor.process import Service
 from headrace.supervisor.supervisor import ServiceFailedError, Supervisor
@@ -42,6 +52,8 @@ class Suite:
             # An archive has one source, and a lake is written by one suite.
             if of > 1 and own.get(place):
                 own[place] = f"{own[place].rstrip('/')}/{chosen.slot}"
+        if load(own).sql.enabled:
+            own = _with_sql(own, folder, number=number, of=of, slot=chosen.slot)
         self.settings: Settings = load(own)
         self.slot = self.settings.source.slot
         # Precedes a service's name if there are several of it.
@@ -71,8 +83,9 @@ class Suite:
         """Start every service on ports that are free and not given to another suite."""
         self.ports = self._service_ports(telemetry, taken)
         self._logs.mkdir(exist_ok=True)
+        services = [self._service(name, port) for name, port in self.ports.items()]
         self._supervisor = Supervisor(
-            [self._service(name, port) for name, port in self.ports.items()],
+            [*self._sinks(taken), *services],
             _Named(view, self.label),
             stop_timeout_s=self.settings.process.shutdown_timeout_s + STOP_GRACE_S,
         )
@@ -100,6 +113,24 @@ class Suite:
         environment = {**self._environment, "HEADRACE_HTTP_PORT": str(port)}
         return Service(name, environment, port, self._logs / f"{name}.log")
 
+    def _sinks(self, taken: set[int]) -> list[Service]:
+        """The sinks of headrace.toml: the suite works without each of them."""
+        file = Path(self.settings.sinks.file).absolute()
+        if not file.exists():
+            return []
+        found = []
+        for name in load_sinks(file, self._environment):
+            port = free_port()
+            while port in taken:
+                port = free_port()
+            taken.add(port)
+            service = sink_service(name)
+            environment = {**self._environment, "HEADRACE_HTTP_PORT": str(port)}
+            log = self._logs / f"{service}.log"
+            arguments = (SINK.name, name, "--config", str(file))
+            found.append(Service(service, environment, port, log, arguments, optional=True))
+        return found
+
     def _service_ports(self, telemetry: int | None, taken: set[int]) -> dict[str, int]:
         """The documented ports, unless a program uses them or another `up` may be about to."""
         # A port that the user names is never replaced by another.
@@ -124,8 +155,27 @@ class Suite:
         """The services to start, in stopping order, and their documented ports."""
         wanted = {ARCHIVER: bool(self.settings.archive.url)}
         wanted[LAKE_WRITER] = bool(self.settings.lake.url)
+        wanted[WAL_ARCHIVER] = bool(self.settings.backup.url)
+        wanted[SQL_SERVER] = self.settings.sql.enabled
         wanted[AUDIT_WRITER] = load_audit(self._environment).enabled
         return {s.name: s.port for s in SERVICES.values() if wanted.get(s, True)}
+
+
+def _with_sql(
+    environment: Mapping[str, str], folder: Path, *, number: int, of: int, slot: str | None
+) -> dict[str, str]:
+    """The environment, with a folder and a port for the suite's SQL server."""
+    found = dict(environment)
+    if of > 1:
+        # Each has a private PostgreSQL.
+        found["HEADRACE_SQL_FOLDER"] = str(folder / "sql" / str(slot))
+    else:
+        found.setdefault("HEADRACE_SQL_FOLDER", str(folder / "sql"))
+    wanted = load(found).sql.port
+    # A port that the user names is never replaced by another.
+    if "HEADRACE_SQL_PORT" not in environment or number:
+        found["HEADRACE_SQL_PORT"] = str(free_port(preferred=wanted + number))
+    return found
 
 
 @dataclass(eq=False)

@@ -1,0 +1,168 @@
+"""The forms of COPY … TO STDOUT: which one a statement asks for, and rows in it. Pure.
+
+PostgreSQL itself checks the options and writes the header; what is read here is only how values
+are written. Options that change values in another way are refused.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from headrace.sql import wire
+from headrace.sql.errors import NotProvenEqualError
+from headrace.sql.statements import Token, tokens
+
+BINARY_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
+BINARY_TRAILER: Final = struct.pack("!h", -1)
+_ESCAPES: Final = {
+    ord("\\"): b"\\\\",
+    0x08: b"\\b",
+    0x0C: b"\\f",
+    ord("\n"): b"\\n",
+    ord("\r"): b"\\r",
+    ord("\t"): b"\\t",
+    0x0B: b"\\v",
+}
+_VALUED: Final = frozenset({"DELIMITER", "NULL", "QUOTE", "ESCAPE"})
+
+
+@dataclass(frozen=True, slots=True)
+class CopyForm:
+    """The form of COPY's rows: `text`, `csv` or `binary`, and its characters."""
+
+    form: str = "text"
+    delimiter: bytes = b""
+    null: bytes | None = None
+    quote: bytes = b'"'
+    escape: bytes = b""
+
+    def having(self, option: str, value: bytes) -> CopyForm:
+        """With another character."""
+        match option:
+            case "DELIMITER":
+                return replace(self, delimiter=value)
+            case "NULL":
+                return replace(self, null=value)
+            case "QUOTE":
+                return replace(self, quote=value)
+            case _:
+                return replace(self, escape=value)
+
+    def completed(self) -> CopyForm:
+        """With the defaults of its form."""
+        if self.form == "csv":
+            delimiter, null = b",", b""
+        else:
+            delimiter, null = b"\t", b"\\N"
+        if self.null is not None:
+            null = self.null
+        return replace(
+            self,
+            delimiter=self.delimiter or delimiter,
+            null=null,
+            escape=self.escape or self.quote,
+        )
+
+    def line(self, values: Sequence[bytes | None]) -> bytes:
+        """A row of values' texts, with the end of the line."""
+        null = self.null or b""
+        if self.form == "csv":
+            fields = [null if v is None else self._csv(v, alone=len(values) == 1) for v in values]
+        else:
+            escapes = {self.delimiter[0]: b"\\" + self.delimiter, **_ESCAPES}
+            fields = [null if v is None else _escaped(v, escapes) for v in values]
+        return self.delimiter.join(fields) + b"\n"
+
+    def _csv(self, value: bytes, *, alone: bool) -> bytes:
+        special = (self.delimiter, self.quote, b"\n", b"\r")
+        plain = value != self.null and not any(each in value for each in special)
+        if plain and not (alone and value == b"\\."):
+            return value
+        escapes = {self.quote[0]: self.escape + self.quote}
+        escapes.setdefault(self.escape[0], self.escape * 2)
+        return self.quote + _escaped(value, escapes) + self.quote
+
+
+def copy_form(options: bytes, *, standard_strings: bool = True) -> CopyForm:
+    """The form that the text after TO STDOUT asks for."""
+    found = list(tokens(options, standard_strings=standard_strings))
+    form = CopyForm()
+    place = 0
+    while place < len(found):
+        word = found[place].word
+        if word in ("(", ")", ",", "WITH", "AS"):
+            place += 1
+        elif word in ("CSV", "BINARY"):
+            form, place = replace(form, form=word.lower()), place + 1
+        elif word == "FORMAT":
+            form, place = replace(form, form=_format(options, found, place + 1)), place + 2
+        elif word == "HEADER":
+            # PostgreSQL writes the header; its value may follow.
+            place += 1
+            if place < len(found) and found[place].word in ("TRUE", "FALSE", "ON", "OFF", "0", "1"):
+                place += 1
+        elif word in _VALUED:
+            place += 1
+            if place < len(found) and found[place].word == "AS":
+                place += 1
+            form = form.having(word, _literal(options, found, place))
+            place += 1
+        else:
+            raise NotProvenEqualError(f"the option {word or 'in quotes'} of COPY")
+    if form.form not in ("text", "csv", "binary"):
+        raise NotProvenEqualError(f"the format {form.form} of COPY")
+    return form.completed()
+
+
+def _format(options: bytes, found: Sequence[Token], place: int) -> str:
+    if place >= len(found):
+        return ""
+    token = found[place]
+    return options[token.start : token.end].decode("utf-8", "replace").strip("'\"").lower()
+
+
+def _literal(options: bytes, found: Sequence[Token], place: int) -> bytes:
+    """A plain literal, or E'\\t'."""
+    token = found[place] if place < len(found) else None
+    text = b"" if token is None else options[token.start : token.end]
+    if token is not None and token.kind == "text" and text[:1] == b"'" and b"\\" not in text[:-1]:
+        return text[1:-1].replace(b"''", b"'")
+    if text in (b"'\\N'", b"'\\'"):
+        return text[1:-1]
+    if text.lower() == b"e'\\t'":
+        return b"\t"
+    raise NotProvenEqualError("this value of an option of COPY", "Use a plain literal.")
+
+
+def _escaped(value: bytes, escapes: dict[int, bytes]) -> bytes:
+    if not any(byte in value for byte in escapes):
+        return value
+    return b"".join(escapes.get(byte, bytes((byte,))) for byte in value)
+
+
+def data_row_bodies(messages: bytes) -> Iterator[bytes]:
+    """The bodies of DataRow messages that follow each other."""
+    at = 0
+    while at < len(messages):
+        kind, length = wire.header(messages[at : at + wire.HEADER_BYTES], len(messages))
+        if kind != b"D":
+            raise wire.WireError("a message that is not a row")
+        at += wire.HEADER_BYTES
+        yield messages[at : at + length]
+        at += length
+
+
+def copy_data(form: CopyForm, messages: bytes, head: bytes = b"") -> bytes:
+    """DataRow messages as CopyData messages, the first of which begins with `head`."""
+    rows = []
+    for body in data_row_bodies(messages):
+        if form.form == "binary":
+            row = body
+        else:
+            row = form.line(wire.values_of(body))
+        rows.append(wire.frame(b"d", head + row))
+        head = b""
+    return b"".join(rows)

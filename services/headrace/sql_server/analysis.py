@@ -1,0 +1,349 @@
+"""Prepares statements: lets the private PostgreSQL analyze a text, and decides who runs it.
+
+A statement whose tree reads a table of the lake gets a plan; all others are the private
+PostgreSQL's. If in doubt a statement goes there, where the guard ends it with an error; what the
+guard doesn't see is refused here: ONLY, and COPY of a table.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from headrace.sql import wire
+from headrace.sql.copy_text import copy_form
+from headrace.sql.errors import NotProvenEqualError
+from headrace.sql.query_tree import Node, QueryTreeError, parse_tree
+from headrace.sql.statements import (
+    CopyOut,
+    Declare,
+    Explain,
+    Fetch,
+    Piece,
+    Prepare,
+    Run,
+    split,
+    utility_of,
+)
+from headrace.sql.wire import Parse
+from headrace.sql_server.backend import uses
+from headrace.sql_server.lake_reader import LakeReader, refusal_of
+from headrace.sql_server.own_plans import (
+    CopyPlan,
+    DeclarePlan,
+    ExplainPlan,
+    FetchPlan,
+    QueryPlan,
+    RefusedPlan,
+    RunPlan,
+    ShowLsnPlan,
+    text_column,
+)
+from headrace.sql_server.plans import LakeQuery, Statement, needs_of, rows_of
+from headrace.sql_server.problems import (
+    READ_ONLY,
+    FailedError,
+    StatementRefusedError,
+    refused,
+    unsupported,
+)
+from headrace.sql_server.state import SessionState
+
+# They read no table, so they need no tree.
+_WITHOUT_TREE: Final = frozenset(
+    {
+        "ABORT",
+        "BEGIN",
+        "CLOSE",
+        "COMMIT",
+        "DEALLOCATE",
+        "DISCARD",
+        "END",
+        "LISTEN",
+        "NOTIFY",
+        "RELEASE",
+        "RESET",
+        "ROLLBACK",
+        "SAVEPOINT",
+        "SET",
+        "SHOW",
+        "START",
+        "UNLISTEN",
+    }
+)
+_INNER: Final = b"headrace: an inner query"
+_COPY_TO: Final = re.compile(rb"COPYSTMT\s.*?:is_from\s+false", re.DOTALL)
+_CHANGES: Final = re.compile(rb":resultRelation\s+[1-9]")
+_SELECT: Final = 1
+# A table, as opposed to a subquery, which a view is after rewriting.
+_RELATION: Final = 0
+_UTILITY: Final = 6
+_COMMANDS: Final = {2: "UPDATE", 3: "INSERT", 4: "DELETE", 5: "MERGE"}
+
+
+class Analyzer:
+    """One session's analysis."""
+
+    def __init__(self, state: SessionState, reader: LakeReader) -> None:
+        self._state = state
+        self._reader = reader
+
+    async def prepare(self, parse: Parse, piece: Piece | None = None) -> Statement:
+        """Prepare a statement under its name in the private PostgreSQL."""
+        if piece is None:
+            pieces = split(parse.text, standard_strings=self._state.backend.standard_strings)
+            # Several statements are PostgreSQL's to refuse.
+            piece = pieces[0] if len(pieces) == 1 else None
+        keyword = "" if piece is None else piece.keyword
+        if keyword == "SHOW" and piece is not None and _shows_lsn(piece):
+            return await self._show_lsn(parse, piece)
+        needs_tree = piece is not None and keyword not in _WITHOUT_TREE
+        statement = Statement(piece)
+        await self._parse(parse, statement, needs_tree=needs_tree)
+        if not needs_tree or piece is None:
+            return statement
+        trees = list(self._state.backend.trees)
+        try:
+            await self._plan(statement, parse, piece, trees)
+        except StatementRefusedError as error:
+            await self.drop(parse.name)
+            raise error from None
+        return statement
+
+    async def again(self, name: bytes, statement: Statement) -> None:
+        """Notice that a table has changed since the statement was analyzed."""
+        plan = statement.plan
+        if isinstance(plan, RunPlan):
+            await self.again(plan.run.name, plan.prepared)
+        if not isinstance(plan, QueryPlan) or self._shapes(plan.query.relids) == plan.query.shapes:
+            return
+        # The private PostgreSQL analyzes it again if one of its tables was altered.
+        backend = self._state.backend
+        backend.forget_trees()
+        await self._described(name, statement)
+        if backend.trees:
+            plan.query = self._lake_query(backend.trees[0])
+
+    async def _parse(self, parse: Parse, statement: Statement, *, needs_tree: bool) -> None:
+        """Let the private PostgreSQL parse and describe; its trees are in `backend.trees`."""
+        backend = self._state.backend
+        for attempt in range(2):
+            backend.forget_trees()
+            with backend.analysis():
+                await self._parse_once(parse, statement)
+            if backend.trees or not needs_tree:
+                return
+            # The client has changed client_min_messages, or reset what the front has set.
+            if attempt == 0:
+                await self.drop(parse.name)
+                await backend.renew_analyzer()
+        raise refused("XX000", "the private PostgreSQL sent no parse tree")
+
+    async def _parse_once(self, parse: Parse, statement: Statement) -> None:
+        backend = self._state.backend
+        await backend.send(parse.encode(), wire.describe(b"S", parse.name), wire.FLUSH)
+        answer, _ = await backend.until(b"1")
+        if answer.kind == b"E":
+            raise FailedError(answer)
+        await self._read_description(statement)
+        if backend.reads_parent:
+            await self.drop(parse.name)
+            raise _reads_parent(backend.trees)
+
+    async def _read_description(self, statement: Statement) -> None:
+        answer, found = await self._state.backend.until(b"Tn", b"t")
+        if answer.kind == b"E":
+            raise FailedError(answer)
+        statement.parameters = wire.parameter_types_of(found[0].body)
+        statement.columns = wire.columns_of(answer.body) if answer.kind == b"T" else None
+
+    async def _described(self, name: bytes, statement: Statement) -> None:
+        await self._state.backend.send(wire.describe(b"S", name), wire.FLUSH)
+        await self._read_description(statement)
+
+    async def drop(self, name: bytes) -> None:
+        """Forget a statement in the private PostgreSQL."""
+        backend = self._state.backend
+        await backend.send(wire.close(b"S", name), wire.FLUSH)
+        await backend.until(b"3")
+
+    async def _plan(
+        self, statement: Statement, parse: Parse, piece: Piece, trees: list[bytes]
+    ) -> None:
+        """Give the statement a plan if it reads the lake."""
+        utility = utility_of(piece)
+        lake = any(self._reads_lake(tree) for tree in trees)
+        match utility:
+            case CopyOut():
+                await self._plan_copy(statement, parse, utility)
+            case Declare() | Explain() if lake:
+                await self._plan_nested(statement, parse, utility, piece)
+            case Run():
+                self._plan_run(statement, utility)
+            case Fetch() if utility.name in self._state.portals:
+                self._plan_fetch(statement, utility)
+            case _ if lake:
+                self._plan_query(statement, trees)
+            case _ if any(_COPY_TO.search(tree) for tree in trees):
+                raise unsupported("this form of COPY", "Use COPY (SELECT …) TO STDOUT.")
+
+    def _plan_query(self, statement: Statement, trees: list[bytes]) -> None:
+        if len(trees) != 1:
+            raise refused("XX000", "the private PostgreSQL sent several parse trees")
+        try:
+            query = self._lake_query(trees[0])
+        except StatementRefusedError as error:
+            # It can still be described.
+            statement.plan = RefusedPlan(error)
+            return
+        statement.plan = QueryPlan(self._state, self._reader, query)
+
+    async def _plan_copy(self, statement: Statement, parse: Parse, copy: CopyOut) -> None:
+        inner = Statement(None)
+        await self._inner(inner, Parse(_INNER, copy.query, parse.types))
+        if inner.plan is None or (copy.start < 0 and _reads_view(inner)):
+            # A view's name is PostgreSQL's to refuse.
+            return
+        if not copy.to_client:
+            raise unsupported("COPY to a file or a program", "Use COPY … TO STDOUT.")
+        try:
+            strings = self._state.backend.standard_strings
+            form = copy_form(copy.options, standard_strings=strings)
+        except NotProvenEqualError as error:
+            raise refusal_of(error) from error
+        options = copy.options
+        if options.startswith(b"BINARY "):
+            options = b"WITH BINARY " + options.removeprefix(b"BINARY ")
+        statement.plan = CopyPlan(self._state, inner, form, options)
+        statement.describes_rows = False
+
+    async def _plan_nested(
+        self, statement: Statement, parse: Parse, utility: Declare | Explain, piece: Piece
+    ) -> None:
+        inner = Statement(None)
+        await self._inner(inner, Parse(_INNER, utility.query, parse.types))
+        if isinstance(inner.plan, RefusedPlan):
+            statement.plan = inner.plan
+        elif not isinstance(inner.plan, QueryPlan):
+            statement.plan = RefusedPlan(unsupported(f"this form of {piece.keyword}"))
+        elif isinstance(utility, Declare):
+            statement.plan = DeclarePlan(self._state, inner, utility)
+        elif _plain_explain(utility):
+            statement.plan = ExplainPlan(self._state, inner.plan, utility.analyze)
+        else:
+            statement.plan = RefusedPlan(
+                unsupported("this option of EXPLAIN", "Use EXPLAIN or EXPLAIN ANALYZE.")
+            )
+
+    async def _inner(self, inner: Statement, parse: Parse) -> None:
+        """Analyze the query inside a statement."""
+        await self.drop(_INNER)
+        await self._parse(parse, inner, needs_tree=True)
+        trees = list(self._state.backend.trees)
+        if any(self._reads_lake(tree) for tree in trees):
+            self._plan_query(inner, trees)
+
+    def _plan_run(self, statement: Statement, run: Run) -> None:
+        prepared = self._state.statements.get(run.name)
+        if prepared is None or prepared.plan is None:
+            return
+        if isinstance(prepared.plan, QueryPlan):
+            statement.plan = RunPlan(self._state, prepared, run)
+            statement.columns = prepared.columns
+        elif isinstance(prepared.plan, RefusedPlan):
+            statement.plan = prepared.plan
+        else:
+            statement.plan = RefusedPlan(unsupported("EXECUTE of this statement"))
+
+    def _plan_fetch(self, statement: Statement, fetch: Fetch) -> None:
+        cursor = self._state.portals[fetch.name]
+        if not isinstance(cursor.statement.plan, QueryPlan):
+            raise unsupported("FETCH from this portal")
+        statement.plan = FetchPlan(self._state, fetch.name, rows_of(fetch), fetch.move)
+        statement.columns = None if fetch.move else cursor.columns
+
+    async def _show_lsn(self, parse: Parse, piece: Piece) -> Statement:
+        statement = Statement(piece)
+        # The private PostgreSQL has a statement of the name, too, which shows nothing of the lake.
+        placeholder = Parse(parse.name, b"SELECT ''::text WHERE false", ())
+        await self._parse(placeholder, statement, needs_tree=False)
+        statement.columns = (text_column("headrace.lsn"),)
+        statement.plan = ShowLsnPlan(self._state, self._reader)
+        return statement
+
+    async def prepared(self, piece: Piece) -> None:
+        """Learn of a statement that PREPARE has just prepared."""
+        prepare = utility_of(piece)
+        trees = list(self._state.backend.trees)
+        if not isinstance(prepare, Prepare) or not trees:
+            raise refused("XX000", "the front doesn't know what was prepared")
+        if self._state.backend.reads_parent:
+            await self.drop(prepare.name)
+            raise _reads_parent(trees)
+        statement = Statement(None)
+        await self._described(prepare.name, statement)
+        if self._reads_lake(trees[-1]):
+            self._plan_query(statement, trees[-1:])
+        self._state.statements[prepare.name] = statement
+
+    def _reads_lake(self, tree: bytes) -> bool:
+        lake = self._state.lake.relids
+        return any(relid in lake for relid, _ in uses(tree))
+
+    def _lake_query(self, tree: bytes) -> LakeQuery:
+        try:
+            nodes = parse_tree(tree.decode())
+        except QueryTreeError as error:
+            raise unsupported("this statement", str(error)) from error
+        if len(nodes) != 1:
+            raise unsupported("a statement that rules have rewritten to several")
+        node = nodes[0]
+        command = node.get("commandType")
+        if command != _SELECT:
+            raise _not_a_query(node, command)
+        lake = self._state.lake.relids
+        relids = frozenset(relid for relid, _ in uses(tree) if relid in lake)
+        return LakeQuery(node, needs_of(node), relids, self._shapes(relids))
+
+    def _shapes(self, relids: frozenset[int]) -> dict[int, tuple[object, ...]]:
+        return {relid: self._state.lake.shapes.get(relid, ()) for relid in relids}
+
+
+def _reads_view(statement: Statement) -> bool:
+    plan = statement.plan
+    if not isinstance(plan, QueryPlan):
+        return False
+    return any(each.get("rtekind") != _RELATION for each in plan.query.node.nodes("rtable"))
+
+
+def _reads_parent(trees: list[bytes]) -> StatementRefusedError:
+    if any(_CHANGES.search(tree) for tree in trees):
+        return _read_only("INSERT")
+    return unsupported("ONLY", "A table of the lake has no other tables below it.")
+
+
+def _read_only(command: str) -> StatementRefusedError:
+    return refused(
+        READ_ONLY,
+        f"cannot execute {command} on tables of the lake",
+        hint="The lake is written from its source only.",
+    )
+
+
+def _not_a_query(node: Node, command: object) -> StatementRefusedError:
+    if command == _UTILITY:
+        return unsupported("this command", "The lake's tables can only be read.")
+    name = _COMMANDS.get(command if isinstance(command, int) else 0, "this command")
+    if node.get("resultRelation"):
+        return _read_only(name)
+    return unsupported(name)
+
+
+def _shows_lsn(piece: Piece) -> bool:
+    words = [piece.word(place) for place in range(1, len(piece.tokens))]
+    return words == ["HEADRACE", ".", "LSN"]
+
+
+def _plain_explain(explain: Explain) -> bool:
+    allowed = {b"", b"analyze", b"verbose", b"analyze verbose", b"(analyze)", b"(format text)"}
+    return b" ".join(explain.options.lower().split()) in allowed

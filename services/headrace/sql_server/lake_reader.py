@@ -1,0 +1,315 @@
+"""Reads the lake for one session: rights, the cut, the translation, and rows as messages.
+
+The rights are PostgreSQL's: the private PostgreSQL is asked about every relation in a statement's
+tree, at every execution. The pinned cut must have the tables as the statement was analyzed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import duckdb
+
+from headrace.contract.type_oids import NUMERIC
+from headrace.errors import HeadraceError
+from headrace.sql import wire
+from headrace.sql.duckdb_errors import postgres_error
+from headrace.sql.errors import NotProvenEqualError
+from headrace.sql.parameters import parameter_values
+from headrace.sql.result_rows import RowMessages
+from headrace.sql.translation import (
+    RequiredPrivilege,
+    Translation,
+    numeric_digits,
+    translate,
+)
+from headrace.sql.wire import BINARY
+from headrace.sql_server.lake_run import CancelledError, Pinned
+from headrace.sql_server.link import ClosedError
+from headrace.sql_server.plans import LakeQuery, OpenRows, Ready, TranslationKey, shape
+from headrace.sql_server.problems import (
+    StatementRefusedError,
+    refused,
+    transaction_failed,
+    unsupported,
+)
+from headrace.sql_server.state import SessionState
+
+_FACTS: Final = b"SELECT kind, name, value FROM headrace.session_facts($1, $2, $3)"
+_OID_ARRAY: Final = 1028
+_TEXT_ARRAY: Final = 1009
+# Types of which every value of this length is one.
+_FIXED: Final[Mapping[int, int]] = {16: 1, 21: 2, 23: 4, 20: 8, 26: 4, 700: 4, 701: 8}
+# PostgreSQL's limit of a result's columns.
+_COLUMNS_MAX: Final = 1600
+_DURATION: Final = re.compile(r"(\d+)(us|ms|s|min|h|d)?\Z")
+_UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_UTC: Final = frozenset({"UTC", "Etc/UTC"})
+_ENCODINGS: Final = frozenset({b"UTF8", b"SQL_ASCII"})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A session's settings, and the relations that its role may not read."""
+
+    settings: Mapping[str, str]
+    denied: tuple[str, ...]
+
+    @property
+    def timeout_s(self) -> float | None:
+        """`statement_timeout`; None for no limit."""
+        found = _DURATION.match(self.settings["statement_timeout"])
+        if found is None:
+            raise refused("XX000", "statement_timeout is not in the expected form")
+        return int(found.group(1)) * _UNITS_S[found.group(2) or "ms"] or None
+
+
+class LakeReader:
+    """One session's way to the copies."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+        self._limit: asyncio.Timeout | None = None
+
+    @contextlib.asynccontextmanager
+    async def statement(self) -> AsyncIterator[None]:
+        """A statement runs: it ends at a cancel request, at its time-out, or with its client."""
+        watch = asyncio.create_task(self._watch_client(), name="client-watch")
+        started = asyncio.get_running_loop().time()
+        try:
+            with self._state.runner.cancellable(), as_problems():
+                async with asyncio.timeout(None) as self._limit:
+                    yield
+        except TimeoutError as error:
+            seconds = asyncio.get_running_loop().time() - started
+            raise refused(
+                "57014",
+                "canceling statement due to statement timeout",
+                detail=f"It ran for {seconds:.3f} s.",
+            ) from error
+        finally:
+            stats = self._state.lake.stats
+            stats.count("sql_statements")
+            stats.observe("sql_statement_seconds", asyncio.get_running_loop().time() - started)
+            self._limit = None
+            watch.cancel()
+            await asyncio.wait({watch})
+
+    async def _watch_client(self) -> None:
+        try:
+            await self._state.client.arrival()
+        except ClosedError:
+            self._state.runner.cancel()
+
+    async def facts(self, needs: Sequence[RequiredPrivilege] = ()) -> Facts:
+        """Ask the private PostgreSQL for the settings and the rights."""
+        relids = ",".join(str(need.relid) for need in needs)
+        roles = ",".join(str(need.user) for need in needs)
+        columns = ",".join(f'"{" ".join(map(str, sorted(need.columns)))}"' for need in needs)
+        rows = await self._state.backend.call(
+            _FACTS,
+            [f"{{{each}}}".encode() for each in (relids, roles, columns)],
+            (_OID_ARRAY, _OID_ARRAY, _TEXT_ARRAY),
+        )
+        texts = [tuple((item or b"").decode() for item in row) for row in rows]
+        settings = {name: value for kind, name, value in texts if kind == "setting"}
+        return Facts(settings, tuple(name for kind, name, _ in texts if kind == "denied"))
+
+    async def pin(self, facts: Facts) -> Pinned:
+        """The transaction's cut."""
+        state = self._state
+        as_of = facts.settings.get("headrace.as_of") or None
+        with as_problems():
+            return await state.runner.pin(as_of, in_block=state.status == "T")
+
+    async def ready(
+        self, query: LakeQuery, types: Sequence[int], values: Sequence[bytes | None]
+    ) -> Ready:
+        """Check everything that a query needs before it runs; refuse it otherwise."""
+        state = self._state
+        if state.status == "E":
+            raise transaction_failed()
+        if state.backend.encoding not in _ENCODINGS:
+            raise unsupported(f"client_encoding {state.backend.encoding.decode()}")
+        facts = await self.facts(query.needs)
+        if facts.timeout_s is not None and self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time() + facts.timeout_s)
+        if facts.denied:
+            raise refused("42501", f"permission denied for {facts.denied[0]}")
+        pinned = await self.pin(facts)
+        for relid in sorted(query.relids):
+            if shape(pinned.relations.get(relid)) != query.shapes[relid]:
+                raise _other_shape(pinned, relid)
+        key = _translation_key(facts.settings, types, values)
+        return Ready(facts.settings, self._translation(query, pinned, key))
+
+    async def values(
+        self, types: Sequence[int], formats: Sequence[int], values: Sequence[bytes | None]
+    ) -> tuple[bytes | None, ...]:
+        """Bind's values in binary form, as PostgreSQL itself reads them."""
+        if len(values) != len(types):
+            raise refused(
+                "08P01",
+                f"bind message supplies {len(values)} parameters, but the prepared statement "
+                f"requires {len(types)}",
+            )
+        forms = wire.result_forms(formats, len(values))
+        if all(map(_is_canonical, types, forms, values)):
+            return tuple(values)
+        found: list[bytes | None] = []
+        for start in range(0, len(values), _COLUMNS_MAX):
+            part = slice(start, start + _COLUMNS_MAX)
+            wanted = ", ".join(f"${number}" for number in range(1, len(types[part]) + 1))
+            text = f"SELECT {wanted}".encode()
+            rows = await self._state.backend.call(
+                text, values[part], types[part], form=BINARY, formats=forms[part]
+            )
+            found += rows[0]
+        return tuple(found)
+
+    async def open(
+        self, query: LakeQuery, types: Sequence[int], values: Sequence[bytes | None]
+    ) -> OpenRows:
+        """Start a query."""
+        ready = await self.ready(query, types, values)
+        parameters = await self._parameters(ready.translation, types, values)
+        result = await self._state.runner.execute(ready.translation.sql, parameters, query.relids)
+        return OpenRows(ready, result)
+
+    async def explain(
+        self,
+        query: LakeQuery,
+        types: Sequence[int],
+        values: Sequence[bytes | None],
+        *,
+        analyze: bool,
+    ) -> list[str]:
+        """DuckDB's plan of a query."""
+        ready = await self.ready(query, types, values)
+        parameters = await self._parameters(ready.translation, types, values)
+        verb = "EXPLAIN ANALYZE" if analyze else "EXPLAIN"
+        result = await self._state.runner.execute(
+            f"{verb} {ready.translation.sql}", parameters, query.relids
+        )
+        lines: list[str] = []
+        while (batch := await result.batch()) is not None:
+            for text in batch.column(1).to_pylist():
+                lines += str(text).splitlines()
+        return lines
+
+    async def batches(
+        self, rows: OpenRows, forms: Sequence[int], rows_max: int
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        """The next rows as DataRow messages, so many at most (0: all), and how many they are."""
+        messages = RowMessages(rows.ready.translation.columns, forms, rows.ready.settings)
+        limit = self._state.lake.rows_max
+        taken = 0
+        while not rows_max or taken < rows_max:
+            batch = await rows.result.batch(rows_max and rows_max - taken)
+            if batch is None:
+                return
+            taken += batch.num_rows
+            rows.sent += batch.num_rows
+            self._state.lake.stats.count("sql_rows", batch.num_rows)
+            if limit and rows.sent > limit:
+                raise refused(
+                    "54000",
+                    f"the result has more than {limit} rows",
+                    hint="Add a LIMIT, or set HEADRACE_SQL_RESULT_ROWS_MAX.",
+                )
+            yield batch.num_rows, await self._state.runner.run(partial(messages.of, batch))
+
+    def _translation(self, query: LakeQuery, pinned: Pinned, key: TranslationKey) -> Translation:
+        found = query.translation(pinned.relations, key)
+        if found is not None:
+            return found
+        # Always with digits: without them the translation can only be described.
+        found = translate(
+            query.node,
+            pinned.relations,
+            self._state.lake.builtins,
+            utc=key.utc,
+            iso_dates=key.iso_dates,
+            numerics=dict(key.numerics),
+        )
+        # It may leave tables out that the result doesn't depend on.
+        if not found.relids <= query.relids:
+            raise refused("XX000", "the translation reads other tables than the statement")
+        query.keep(pinned.relations, key, found)
+        return found
+
+    async def _parameters(
+        self, translation: Translation, types: Sequence[int], values: Sequence[bytes | None]
+    ) -> list[object]:
+        """The client's values, and those that the private PostgreSQL computes in the session."""
+        more = translation.session_values
+        if more:
+            texts = ", ".join(each.expression for each in more)
+            rows = await self._state.backend.call(f"SELECT {texts}".encode(), form=BINARY)
+            types = [*types, *(each.type_oid for each in more)]
+            values = [*values, *rows[0]]
+        return list(parameter_values(types, values))
+
+
+@contextlib.contextmanager
+def as_problems() -> Iterator[None]:
+    """Errors of translation and execution as clients get them."""
+    try:
+        yield
+    except NotProvenEqualError as error:
+        raise refusal_of(error) from error
+    except CancelledError as error:
+        raise refused("57014", "canceling statement due to user request") from error
+    except duckdb.Error as error:
+        found = postgres_error(str(error))
+        raise refused(found.sqlstate, found.message) from error
+    except HeadraceError as error:
+        raise refused(getattr(error, "sqlstate", "XX000"), str(error)) from error
+
+
+def _translation_key(
+    settings: Mapping[str, str], types: Sequence[int], values: Sequence[bytes | None]
+) -> TranslationKey:
+    numerics = tuple(
+        (number, numeric_digits(value))
+        for number, (type_oid, value) in enumerate(zip(types, values, strict=True), 1)
+        if type_oid == NUMERIC and value is not None
+    )
+    return TranslationKey(
+        settings["TimeZone"] in _UTC, settings["DateStyle"].startswith("ISO"), numerics
+    )
+
+
+def refusal_of(error: NotProvenEqualError) -> StatementRefusedError:
+    """The refusal of a feature by its name."""
+    return refused(
+        error.sqlstate, f"{error.feature} is not supported over the lake", hint=error.hint
+    )
+
+
+def _is_canonical(type_oid: int, form: int, value: bytes | None) -> bool:
+    if value is None:
+        return True
+    return form == BINARY and len(value) == _FIXED.get(type_oid, -1)
+
+
+def _other_shape(pinned: Pinned, relid: int) -> StatementRefusedError:
+    found = pinned.relations.get(relid)
+    if found is None:
+        return refused(
+            "55000", f"a table of the statement is not in cut {pinned.cut}", hint=_SHAPE_HINT
+        )
+    return refused(
+        "55000",
+        f'table "{found.name}" has other columns in cut {pinned.cut}',
+        hint=_SHAPE_HINT,
+    )
+
+
+_SHAPE_HINT: Final = "Begin another transaction, or RESET headrace.as_of."

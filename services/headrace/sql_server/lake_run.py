@@ -1,0 +1,260 @@
+"""Runs statements on the lake's copies: pins a cut, executes in threads, returns rows in batches.
+
+A session has at most one pinned cut. All statements of a transaction see it. A statement can be
+cancelled at any moment, also before DuckDB has started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from headrace.metrics.counters import Counters
+from headrace.sql.builtins import Builtins
+from headrace.sql.relations import LakeRelation
+from headrace.sql_server.problems import refused
+
+T = TypeVar("T")
+
+BATCH_ROWS: Final = 8192
+# Rows of a portal that is read in parts, while another statement runs.
+SET_ASIDE_BYTES_MAX: Final = 256 << 20
+_INTERRUPT_EVERY_S: Final = 0.02
+
+
+class Pinned(Protocol):
+    """A cut of all tables, which stays the same until it is closed."""
+
+    @property
+    def cut(self) -> int: ...
+    @property
+    def lsn(self) -> int: ...
+    @property
+    def relations(self) -> Mapping[int, LakeRelation]: ...
+    def using(self) -> AbstractContextManager[duckdb.DuckDBPyConnection]: ...
+    def prepare(self, relids: Iterable[int]) -> None: ...
+    def interrupt(self) -> None: ...
+    def spare(self) -> bool: ...
+    def recover(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Copies(Protocol):
+    """The copies of the lake's tables."""
+
+    def pin(self, as_of: str | None = None) -> Pinned: ...
+
+
+@dataclass(slots=True)
+class SharedLake:
+    """What all sessions share."""
+
+    builtins: Builtins
+    threads: ThreadPoolExecutor
+    turns: asyncio.Semaphore
+    stats: Counters
+    rows_max: int = 0
+    copies: Copies = field(init=False)
+    # Every relation of the private PostgreSQL that was ever a table of the lake.
+    relids: set[int] = field(default_factory=set)
+    # The columns that the private PostgreSQL's tables have now: number, type and modifier.
+    shapes: dict[int, tuple[object, ...]] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+
+
+class CancelledError(Exception):
+    """The client, or a time limit, cancelled the statement."""
+
+
+class Runner:
+    """One session's work on the copies."""
+
+    def __init__(self, lake: SharedLake) -> None:
+        self._lake = lake
+        self._pinned: Pinned | None = None
+        self._reading: Result | None = None
+        # Whether an error has taken the cut away from the transaction.
+        self._lost = False
+        self._cancelled = asyncio.Event()
+        self._busy = False
+
+    @property
+    def pinned(self) -> Pinned | None:
+        """The cut that the transaction sees, if it has looked already."""
+        return self._pinned
+
+    async def pin(self, as_of: str | None, *, in_block: bool) -> Pinned:
+        """The transaction's cut; in a block, statements after an error see it again."""
+        if self._lost:
+            raise refused(
+                "72000",
+                "the transaction's cut can't be shown any more after an error",
+                hint="Begin another transaction.",
+            )
+        if self._pinned is None:
+            self._pinned = await self._thread(lambda: self._taken(as_of, in_block=in_block))
+        return self._pinned
+
+    def _taken(self, as_of: str | None, *, in_block: bool) -> Pinned:
+        pinned = self._lake.copies.pin(as_of)
+        if in_block:
+            pinned.spare()
+        return pinned
+
+    async def unpin(self) -> None:
+        """Another transaction may see a later cut."""
+        pinned, self._pinned = self._pinned, None
+        self._reading = None
+        self._lost = False
+        if pinned is not None:
+            await self._thread(pinned.close)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a statement runs here."""
+        return self._busy
+
+    def cancel(self) -> None:
+        """Cancel the statement that runs; nothing if there is no such statement."""
+        if self._busy:
+            self._cancelled.set()
+
+    @contextlib.contextmanager
+    def cancellable(self) -> Iterator[None]:
+        """A statement runs, which can be cancelled."""
+        self._cancelled.clear()
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    async def execute(self, sql: str, values: Sequence[object], relids: Collection[int]) -> Result:
+        """Start a query on the pinned cut."""
+        pinned = self._pinned
+        assert pinned is not None, "pinned before"
+        if self._reading is not None:
+            # DuckDB's connection has one result at a time.
+            await self._reading.set_aside()
+
+        def start() -> pa.RecordBatchReader:
+            pinned.prepare(relids)
+            with pinned.using() as cursor:
+                return cursor.execute(sql, list(values)).fetch_record_batch(BATCH_ROWS)
+
+        self._reading = Result(self, pinned, await self.read(start))
+        return self._reading
+
+    async def read(self, work: Callable[[], T]) -> T:
+        """`run` with DuckDB. An error ends its transaction, and the cut has to be shown again."""
+        try:
+            return await self.run(work)
+        except (duckdb.Error, CancelledError):
+            pinned = self._pinned
+            self._reading = None
+            if pinned is not None:
+                self._lost = not await self._thread(pinned.recover)
+            raise
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Work in a thread when it is its turn; interrupted when the statement is cancelled."""
+        async with contextlib.AsyncExitStack() as stack:
+            await self._unless_cancelled(stack.enter_async_context(self._lake.turns))
+            future = asyncio.get_running_loop().run_in_executor(self._lake.threads, work)
+            try:
+                await self._unless_cancelled(_done(future))
+            except BaseException:
+                await self._interrupted(future)
+                raise
+            return future.result()
+
+    async def _unless_cancelled(self, wanted: Awaitable[object]) -> None:
+        task = asyncio.ensure_future(wanted)
+        stop = asyncio.create_task(self._cancelled.wait(), name="statement-cancelled")
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        if task.cancelled():
+            raise CancelledError
+        task.result()
+
+    async def _interrupted(self, future: asyncio.Future[Any]) -> None:
+        """Interrupt DuckDB until the thread ends: an interrupt before its start has no effect."""
+        while not future.done():
+            if self._pinned is not None:
+                self._pinned.interrupt()
+            await asyncio.wait({future}, timeout=_INTERRUPT_EVERY_S)
+        with contextlib.suppress(Exception):
+            future.result()
+
+    async def _thread(self, work: Callable[[], T]) -> T:
+        """Work that is short, and that nobody cancels."""
+        future = asyncio.get_running_loop().run_in_executor(self._lake.threads, work)
+        return await asyncio.shield(future)
+
+
+async def _done(future: asyncio.Future[Any]) -> None:
+    await asyncio.wait({future})
+
+
+class Result:
+    """The rows of a query that were not read yet."""
+
+    def __init__(self, runner: Runner, pinned: Pinned, reader: pa.RecordBatchReader) -> None:
+        self._runner = runner
+        self._pinned = pinned
+        self._reader: pa.RecordBatchReader | None = reader
+        self._waiting: list[pa.RecordBatch] = []
+
+    async def batch(self, rows_max: int = 0) -> pa.RecordBatch | None:
+        """The next rows, so many at most (0: any number); None after the last."""
+        while not self._waiting:
+            found = await self._read()
+            if found is None:
+                return None
+            if found.num_rows:
+                self._waiting.append(found)
+        first = self._waiting.pop(0)
+        if rows_max and first.num_rows > rows_max:
+            self._waiting.insert(0, first.slice(rows_max))
+            return first.slice(0, rows_max)
+        return first
+
+    async def set_aside(self) -> None:
+        """Read all rows into memory: another query is about to start."""
+        held = 0
+        while (found := await self._read()) is not None:
+            self._waiting.append(found)
+            held += found.nbytes
+            if held > SET_ASIDE_BYTES_MAX:
+                raise refused(
+                    "53200",
+                    "another statement would keep too many rows of an open portal in memory",
+                    hint="Fetch all rows of the portal first, or close it.",
+                )
+
+    async def _read(self) -> pa.RecordBatch | None:
+        reader, pinned = self._reader, self._pinned
+        if reader is None:
+            return None
+
+        def read() -> pa.RecordBatch | None:
+            with pinned.using():
+                return next(reader, None)
+
+        found = await self._runner.read(read)
+        if found is None:
+            self._reader = None
+        return found

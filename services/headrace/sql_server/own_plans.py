@@ -1,0 +1,269 @@
+"""The plans of a session: how each kind of statement that reads the lake runs in the front."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.lsn import format_lsn
+from headrace.sql import wire
+from headrace.sql.copy_text import BINARY_HEADER, BINARY_TRAILER, CopyForm, copy_data
+from headrace.sql.statements import Declare, Run
+from headrace.sql.wire import BINARY, TEXT, WireColumn, WireMessage
+from headrace.sql_server.lake_reader import LakeReader
+from headrace.sql_server.plans import LakeQuery, OpenRows, Portal, Statement
+from headrace.sql_server.problems import (
+    FailedError,
+    StatementRefusedError,
+    refused,
+    transaction_failed,
+    unsupported,
+)
+from headrace.sql_server.state import SessionState
+
+TEXT_OID: Final = 25
+
+
+def text_column(name: str) -> WireColumn:
+    """A column of texts that no table has."""
+    return WireColumn(name.encode(), 0, 0, TEXT_OID, -1, -1)
+
+
+@dataclass(slots=True)
+class QueryPlan:
+    """A query of the lake's tables."""
+
+    state: SessionState
+    reader: LakeReader
+    query: LakeQuery
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:
+        """Send the next rows."""
+        sent = await self.fetch(portal, rows_max)
+        if rows_max and sent == rows_max:
+            self.state.client.write(wire.PORTAL_SUSPENDED)
+        else:
+            self.state.client.write(wire.command_complete(f"SELECT {sent}"))
+
+    async def fetch(
+        self, portal: Portal, rows_max: int, forms: tuple[int, ...] | None = None
+    ) -> int:
+        """Send a portal's next rows, so many at most; returns how many."""
+        sent = 0
+        async with self.reader.statement():
+            rows = await self.opened(portal)
+            wanted = portal.column_forms if forms is None else forms
+            async for count, data in self.reader.batches(rows, wanted, rows_max):
+                await self.state.client.send(data)
+                sent += count
+        return sent
+
+    async def opened(self, portal: Portal) -> OpenRows:
+        """The portal's rows; at the first call the query starts."""
+        if portal.rows is None:
+            types = portal.statement.parameters
+            portal.rows = await self.reader.open(self.query, types, portal.values)
+        return portal.rows
+
+
+@dataclass(slots=True)
+class DeclarePlan:
+    """DECLARE … CURSOR. The private PostgreSQL has a cursor of the same name, which can't be read:
+    so names, transactions and savepoints are its own.
+    """
+
+    state: SessionState
+    inner: Statement
+    declare: Declare
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:  # noqa: ARG002  # a plan's call
+        """Declare the cursor."""
+        plan = self.inner.plan
+        assert isinstance(plan, QueryPlan), "made of a lake query"
+        words = self.declare.options
+        if "HOLD" in words and "WITHOUT" not in words:
+            raise unsupported("a cursor WITH HOLD", "Read it within the transaction.")
+        # First: after another call PostgreSQL would take the messages for a transaction block.
+        placeholder = self.declare.head + b" SELECT headrace.unreadable()"
+        await self.state.backend.call(placeholder)
+        async with plan.reader.statement():
+            await plan.reader.ready(plan.query, self.inner.parameters, portal.values)
+        forms = (BINARY if "BINARY" in words else TEXT,) * len(self.inner.columns or ())
+        self.state.portals[self.declare.name] = Portal(self.inner, portal.values, forms)
+        self.state.client.write(wire.command_complete("DECLARE CURSOR"))
+
+
+@dataclass(slots=True)
+class FetchPlan:
+    """FETCH or MOVE on a cursor of the front."""
+
+    state: SessionState
+    name: bytes
+    rows: int
+    move: bool
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:  # noqa: ARG002  # no limit
+        """Send the cursor's next rows."""
+        cursor = await self._cursor()
+        plan = cursor.statement.plan
+        assert isinstance(plan, QueryPlan), "only queries have cursors"
+        if self.move:
+            sent = 0
+            async with plan.reader.statement():
+                rows = await plan.opened(cursor)
+                async for count, _ in plan.reader.batches(rows, cursor.column_forms, self.rows):
+                    sent += count
+        else:
+            # A cursor that was declared BINARY sends binary values in any case.
+            binary = BINARY in cursor.forms
+            forms = cursor.column_forms if binary else portal.column_forms
+            sent = await plan.fetch(cursor, self.rows, forms)
+        tag = f"{'MOVE' if self.move else 'FETCH'} {sent}"
+        self.state.client.write(wire.command_complete(tag))
+
+    async def _cursor(self) -> Portal:
+        # A savepoint may have taken the cursor away.
+        backend = self.state.backend
+        await backend.send(wire.describe(b"P", self.name), wire.FLUSH)
+        answer, _ = await backend.until(b"Tn")
+        found = self.state.portals.get(self.name)
+        if answer.kind == b"E":
+            self.state.portals.pop(self.name, None)
+            raise FailedError(answer)
+        if found is None:
+            raise refused("34000", "the cursor was declared again by another statement")
+        return found
+
+
+@dataclass(slots=True)
+class CopyPlan:
+    """COPY (…) TO STDOUT."""
+
+    state: SessionState
+    inner: Statement
+    form: CopyForm
+    options: bytes
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:  # noqa: ARG002  # no limit
+        """Send all rows."""
+        plan = self.inner.plan
+        assert isinstance(plan, QueryPlan), "made of a lake query"
+        client = self.state.client
+        binary = self.form.form == "binary"
+        cursor = Portal(self.inner, portal.values)
+        sent = 0
+        async with plan.reader.statement():
+            await plan.reader.ready(plan.query, self.inner.parameters, portal.values)
+            for message in await self._header():
+                client.write(message.encode())
+            rows = await plan.opened(cursor)
+            forms = (BINARY if binary else TEXT,) * len(cursor.columns)
+            # PostgreSQL sends the header with the first row, and clients rely on it.
+            head = BINARY_HEADER if binary else b""
+            async for count, data in plan.reader.batches(rows, forms, 0):
+                await client.send(copy_data(self.form, data, head))
+                head = b""
+                sent += count
+        if binary:
+            client.write(wire.frame(b"d", head + BINARY_TRAILER))
+        client.write(wire.COPY_DONE + wire.command_complete(f"COPY {sent}"))
+
+    async def _header(self) -> list[WireMessage]:
+        """PostgreSQL's messages for no rows: the formats, and the header's line. It refuses wrong
+        options.
+        """
+        names = [each.name.replace(b'"', b'""') for each in self.inner.columns or ()]
+        nothing = b", ".join(b'NULL AS "' + name + b'"' for name in names)
+        text = b"COPY (SELECT " + nothing + b" WHERE false) TO STDOUT " + self.options
+        found = await self.state.backend.answers(text)
+        wanted = b"H" if self.form.form == "binary" else b"Hd"
+        return [message for message in found if message.kind in wanted]
+
+
+@dataclass(slots=True)
+class RunPlan:
+    """EXECUTE of a statement that PREPARE, or the protocol, prepared."""
+
+    state: SessionState
+    prepared: Statement
+    run: Run
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:
+        """Run it with its arguments, which the private PostgreSQL computes."""
+        prepared = self.prepared
+        assert isinstance(prepared.plan, QueryPlan), "made of a lake query"
+        if portal.rows is None:
+            portal.values = await self._arguments()
+        inner = Portal(prepared, portal.values, portal.forms, portal.rows)
+        await prepared.plan.execute(inner, rows_max)
+        portal.rows = inner.rows
+
+    async def _arguments(self) -> tuple[bytes | None, ...]:
+        types, given = self.prepared.parameters, self.run.arguments
+        if len(types) != len(given):
+            raise refused(
+                "42601",
+                "wrong number of parameters for the prepared statement",
+                detail=f"Expected {len(types)} parameters but got {len(given)}.",
+            )
+        if not types:
+            return ()
+        backend = self.state.backend
+        numbers = ",".join(map(str, types))
+        names = await backend.call(
+            f"SELECT pg_catalog.format_type(oid, -1) FROM pg_catalog.unnest('{{{numbers}}}'::oid[])"
+            " WITH ORDINALITY AS types(oid, place) ORDER BY place".encode()
+        )
+        casts = [
+            b"CAST(" + argument + b" AS " + (name or b"") + b")"
+            for argument, (name,) in zip(given, names, strict=True)
+        ]
+        rows = await backend.call(b"SELECT " + b", ".join(casts), form=BINARY)
+        return rows[0]
+
+
+@dataclass(slots=True)
+class ExplainPlan:
+    """EXPLAIN of a query of the lake's tables: how DuckDB runs it."""
+
+    state: SessionState
+    plan: QueryPlan
+    analyze: bool
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:  # noqa: ARG002  # few rows
+        """Send DuckDB's plan, a line in each row."""
+        async with self.plan.reader.statement():
+            texts = await self.plan.reader.explain(
+                self.plan.query, portal.statement.parameters, portal.values, analyze=self.analyze
+            )
+        client = self.state.client
+        for text in texts:
+            client.write(wire.data_row([text.encode()]))
+        client.write(wire.command_complete("EXPLAIN"))
+
+
+@dataclass(slots=True)
+class ShowLsnPlan:
+    """SHOW headrace.lsn: the LSN of the transaction's cut, which is pinned by it."""
+
+    state: SessionState
+    reader: LakeReader
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:  # noqa: ARG002  # one row
+        """Send it."""
+        if self.state.status == "E":
+            raise transaction_failed()
+        pinned = await self.reader.pin(await self.reader.facts())
+        self.state.client.write(wire.data_row([format_lsn(pinned.lsn).encode()]))
+        self.state.client.write(wire.command_complete("SHOW"))
+
+
+@dataclass(slots=True)
+class RefusedPlan:
+    """A statement that can be described and not run."""
+
+    error: StatementRefusedError
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:  # noqa: ARG002  # a plan's call
+        """Refuse it."""
+        raise self.error

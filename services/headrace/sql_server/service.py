@@ -1,0 +1,196 @@
+"""The SQL server's process: the private PostgreSQL, the copies, the front.
+
+It follows the lake's cuts: each is defined in the private PostgreSQL and fed to the copies before
+clients see it. While the lake is unavailable, clients query the last cut, and the process is
+unready, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+
+from headrace import log as logs
+from headrace.bus.participation import take_part
+from headrace.errors import HeadraceError, SettingError, describe
+from headrace.jetstream.connection import CONNECT_RETRY_S, CONNECT_RETRY_S_MAX, connect_once
+from headrace.lake.files import LakeFiles
+from headrace.lake.opening import check_place, open_catalog
+from headrace.process.health import application, serving
+from headrace.process.lifecycle import Scope
+from headrace.process.service import http_port
+from headrace.settings import Settings, SqlSettings
+from headrace.sql.builtins import QUERY, Builtins
+from headrace.sql.copies import LakeCopy
+from headrace.sql.copy_database import CopyLimits
+from headrace.sql.cut_reading import CutReader
+from headrace.sql_server.definitions import Definitions
+from headrace.sql_server.front import Front, PrivateDatabase
+from headrace.sql_server.lake_run import SharedLake
+from headrace.sql_server.login import encryption
+from headrace.sql_server.private_postgres import PrivatePostgres
+from headrace.timing.backoff import Backoff
+
+log = logs.logger("sql-server")
+
+SERVICE = "sql-server"
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    check_place(settings)
+    check_sql(settings.sql)
+    app = application(scope.health, settings.source.slot)
+    port = http_port(scope.service, settings.process)
+    async with serving(app, settings.process.http_host, port):
+        reports = scope.spawn("reports", _report(scope, settings))
+        server = PrivatePostgres(settings.sql)
+        await asyncio.to_thread(server.start)
+        try:
+            await _serve(scope, settings, server)
+        finally:
+            with scope.waiting_for("the private PostgreSQL to stop"):
+                await asyncio.to_thread(server.stop)
+            # The last report shows why the service is not ready.
+            scope.stopping.set()
+            await asyncio.wait({reports})
+
+
+async def _report(scope: Scope, settings: Settings) -> None:
+    """Take part in the suite's reports while NATS can be reached: clients need no NATS."""
+    backoff = Backoff(CONNECT_RETRY_S, CONNECT_RETRY_S_MAX)
+    while not scope.stopping.is_set():
+        try:
+            client = await connect_once(settings.nats, f"headrace-{SERVICE}")
+        except HeadraceError as error:
+            scope.health.warnings["nats"] = describe(error)
+            await scope.pause(backoff.pause_s())
+            continue
+        scope.health.warnings.pop("nats", None)
+        try:
+            await take_part(scope, client, settings.source.slot)
+        finally:
+            await client.close()
+
+
+def check_sql(settings: SqlSettings) -> None:
+    """Refuse settings with which no client could connect."""
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise SettingError(
+            "one of HEADRACE_SQL_TLS_CERT and HEADRACE_SQL_TLS_KEY is not set",
+            remedy="Set both, or none for connections without TLS.",
+        )
+    if settings.tls_required and settings.tls_cert is None:
+        raise SettingError(
+            "HEADRACE_SQL_TLS_REQUIRED is set without a certificate",
+            remedy="Set HEADRACE_SQL_TLS_CERT and HEADRACE_SQL_TLS_KEY.",
+        )
+
+
+async def _serve(scope: Scope, settings: Settings, server: PrivatePostgres) -> None:
+    sql = settings.sql
+    threads = ThreadPoolExecutor(sql.queries_max + 2, thread_name_prefix="sql")
+    lake = SharedLake(
+        builtins=await asyncio.to_thread(_builtins, server),
+        threads=threads,
+        turns=asyncio.Semaphore(sql.queries_max),
+        stats=scope.health.stats,
+        rows_max=sql.result_rows_max,
+    )
+    definitions = Definitions(server, lake, sql.schema_wait_s)
+    await asyncio.to_thread(definitions.load)
+    copies = await asyncio.to_thread(_opened, settings, definitions)
+    lake.copies = copies
+    tls = encryption(sql.tls_cert, sql.tls_key, required=sql.tls_required)
+    target = PrivateDatabase(server.address, server.database)
+    front = Front(sql, lake, target, tls)
+    listener = await front.listen()
+    follow = scope.spawn("cuts", Cuts(scope, sql, copies, definitions, server).follow())
+    try:
+        await scope.stopping.wait()
+    finally:
+        listener.close()
+        await front.close()
+        await asyncio.wait({follow})
+        await asyncio.to_thread(copies.close)
+        threads.shutdown(wait=False)
+
+
+def _builtins(server: PrivatePostgres) -> Builtins:
+    with server.connect() as connection:
+        return Builtins.of(connection.execute(QUERY).fetchall())
+
+
+def _opened(settings: Settings, definitions: Definitions) -> LakeCopy:
+    sql = settings.sql
+    spill = Path(sql.folder).absolute() / "spill"
+    spill.mkdir(parents=True, exist_ok=True)
+    reader = CutReader(
+        LakeFiles(settings.lake.url or ""), open_catalog(settings), settings.source.slot
+    )
+    limits = CopyLimits(
+        memory_mb=sql.memory_mb,
+        threads=sql.threads or os.cpu_count() or 1,
+        spill=spill,
+        spill_mb=sql.spill_mb,
+        pin_s=sql.pin_s,
+    )
+    return LakeCopy(reader, limits, definitions.define)
+
+
+class Cuts:
+    """Follows the lake's cuts."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        settings: SqlSettings,
+        copies: LakeCopy,
+        definitions: Definitions,
+        server: PrivatePostgres,
+    ) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._copies = copies
+        self._definitions = definitions
+        self._server = server
+
+    async def follow(self) -> None:
+        """Take each cut, until the service stops."""
+        health = self._scope.health
+        while not self._scope.stopping.is_set():
+            try:
+                await self._take()
+            except (HeadraceError, psycopg.Error, OSError) as error:
+                health.stats.count("sql_recoveries")
+                health.block("lake", describe(error))
+            else:
+                health.unblock("lake")
+            await self._scope.pause(self._settings.poll_interval_s)
+
+    async def _take(self) -> None:
+        if not self._server.running:
+            # Its sessions have ended; definitions and users are in its folder.
+            await asyncio.to_thread(self._server.start)
+        started = time.monotonic()
+        cut = await asyncio.to_thread(self._copies.advance)
+        stats = self._scope.health.stats
+        if cut is not None:
+            await asyncio.to_thread(self._definitions.publish, cut)
+            stats.observe("sql_cut_seconds", time.monotonic() - started)
+            stats.count("sql_cuts")
+            stats.set("sql_lsn", cut.lsn)
+            log.info("cut_shown", cut=cut.number, tables=len(cut.tables))
+        shown = self._copies.cut
+        if shown is None:
+            # There is nothing to read, and clients learn that: no table exists.
+            self._scope.health.warnings["cut"] = "the lake has no cut yet"
+            self._scope.health.started()
+            return
+        self._scope.health.warnings.pop("cut", None)
+        stats.set("sql_cut_age_seconds", time.time() - shown.made_us / 1e6)
+        self._scope.health.started()

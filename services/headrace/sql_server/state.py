@@ -1,0 +1,29 @@
+"""A session's state, which its parts share: connections, statements, portals, the pinned cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.sql_server.backend import Backend
+from headrace.sql_server.lake_run import Runner, SharedLake
+from headrace.sql_server.link import Link
+from headrace.sql_server.plans import Portal, Statement
+
+
+@dataclass(slots=True)
+class SessionState:
+    """A session. `status` is that of the last ReadyForQuery: I, T or E."""
+
+    client: Link
+    backend: Backend
+    lake: SharedLake
+    runner: Runner
+    statements: dict[bytes, Statement] = field(default_factory=dict)
+    # Those of the front: the private PostgreSQL doesn't run them.
+    portals: dict[bytes, Portal] = field(default_factory=dict)
+    status: str = "I"
+
+    async def transaction_ended(self) -> None:
+        """The next statement may see a later cut."""
+        self.portals.clear()
+        await self.runner.unpin()

@@ -1,0 +1,113 @@
+"""Parameters, privileges and the tables of a statement, from PostgreSQL's own trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from headrace.sql.errors import NotProvenEqualError
+from headrace.sql.translation import RequiredPrivilege, lake_relids, required_privileges, translate
+from headrace.testing.servers import SessionServers
+from tests.support import sql_tables
+from tests.support.sql_pair import SqlPair, difference, same, sql_pair
+
+# pg_class.relacl's bit of SELECT.
+SELECT = 2
+PARAMETERS: list[tuple[str, tuple[str | None, ...], tuple[Any, ...]]] = [
+    ("SELECT id, i4 + $1 FROM calm WHERE tx = $2 ORDER BY id", ("7", "a"), (7, "a")),
+    ("SELECT id FROM calm WHERE n > $1 ORDER BY id", ("1.5",), (Decimal("1.5"),)),
+    ("SELECT id, n * $1, $1::numeric FROM calm ORDER BY id", ("-0.250",), (Decimal("-0.250"),)),
+    ("SELECT id FROM calm WHERE n = $1 OR i4 = $2", (None, "3"), (None, 3)),
+    ("SELECT id FROM calm WHERE d >= $1 ORDER BY id", ("2005-01-01",), (date(2005, 1, 1),)),
+    ("SELECT id FROM calm WHERE i4 = ANY ($1) ORDER BY id", ("{1,2,3,NULL}",), ([1, 2, 3, None],)),
+    ("SELECT id FROM calm WHERE tx <> ALL ($1) ORDER BY id", ("{a,b}",), (["a", "b"],)),
+    ("SELECT id, tx <> ALL ($1::text[]) FROM calm ORDER BY id", (None,), (None,)),
+    ("SELECT id FROM calm ORDER BY id LIMIT $1 OFFSET $2", ("3", "2"), (3, 2)),
+    (
+        "SELECT id, current_date = $1::date FROM calm ORDER BY id",
+        ("2001-01-01",),
+        (date(2001, 1, 1),),
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=[18, 16])
+def pair(request: pytest.FixtureRequest, session_servers: SessionServers) -> Iterator[SqlPair]:
+    server = session_servers.shared_postgres(request.param)
+    view = "CREATE VIEW seen AS SELECT id, n FROM calm WHERE b"
+    with sql_pair(server, *sql_tables.statements(), view) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("sql", "texts", "values"), PARAMETERS)
+def test_parameters_have_the_same_effect(
+    pair: SqlPair, sql: str, texts: tuple[str | None, ...], values: tuple[Any, ...]
+) -> None:
+    expected, found = pair.expected(sql, texts), pair.answered(sql, values)
+    assert expected.rows
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+def test_a_statement_with_numeric_parameters_is_described_before_they_have_values(
+    pair: SqlPair,
+) -> None:
+    translation = pair.translation("SELECT id FROM calm WHERE n > $1 AND i4 = $2")
+    assert translation.parameters == (1700, 23)
+    assert [column.type_oid for column in translation.columns] == [23]
+
+
+def test_values_of_the_session_are_parameters_after_the_clients(pair: SqlPair) -> None:
+    translation = pair.translation("SELECT id FROM calm WHERE i4 = $1 AND d < current_date")
+    assert [value.expression for value in translation.session_values] == ["current_date"]
+    assert "$2" in translation.sql
+
+
+def test_the_lakes_tables_are_found_wherever_a_statement_reads_them(pair: SqlPair) -> None:
+    names = {relation.name: relid for relid, relation in pair.relations.items()}
+    tree = pair.tree(
+        "WITH q AS (SELECT id FROM other) SELECT * FROM q WHERE EXISTS (SELECT FROM seen WHERE seen.id = q.id)"
+    )
+    assert lake_relids(tree, pair.relations) == {names["calm"], names["other"]}
+    assert pair.translation("SELECT * FROM seen").relids == {names["calm"]}
+    assert lake_relids(pair.tree("SELECT oid FROM pg_class"), pair.relations) == frozenset()
+
+
+def test_a_view_needs_its_owners_privilege_on_the_table_and_the_clients_on_the_view(
+    pair: SqlPair,
+) -> None:
+    names = {relation.name: relid for relid, relation in pair.relations.items()}
+    row = pair.postgres.execute(
+        "SELECT 'seen'::regclass::oid::int8, current_user::regrole::oid::int8"
+    ).fetchone()
+    assert row is not None
+    view, owner = row
+    needed = required_privileges(pair.tree("SELECT n FROM seen"))
+    assert RequiredPrivilege(view, SELECT, frozenset({2}), 0) in needed
+    # The columns id, n and b of the table.
+    assert RequiredPrivilege(names["calm"], SELECT, frozenset({1, 5, 13}), owner) in needed
+
+
+def test_a_column_that_the_copy_cannot_hold_is_refused_by_name(pair: SqlPair) -> None:
+    relations = {
+        relid: replace(
+            relation,
+            columns=tuple(replace(column, held=column.name != "n") for column in relation.columns),
+        )
+        for relid, relation in pair.relations.items()
+    }
+    assert translate(pair.tree("SELECT m FROM calm"), relations, pair.builtins).columns
+    with pytest.raises(NotProvenEqualError, match=r"the column public\.calm\.n"):
+        translate(pair.tree("SELECT m FROM calm WHERE n > 1"), relations, pair.builtins)
+
+
+def test_what_depends_on_the_time_zone_or_the_date_style_needs_to_know_them(pair: SqlPair) -> None:
+    for sql in ("SELECT d::timestamptz FROM calm", "SELECT d::text FROM calm"):
+        assert pair.translation(sql).sql
+        with pytest.raises(NotProvenEqualError):
+            translate(pair.tree(sql), pair.relations, pair.builtins)

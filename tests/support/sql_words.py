@@ -1,0 +1,163 @@
+"""Literals, units and functions that the grammar of statements chooses from."""
+
+from __future__ import annotations
+
+from typing import Final
+
+INTEGERS: Final = ("int2", "int4", "int8")
+ORDERED: Final = (
+    "int2",
+    "int4",
+    "int8",
+    "numeric",
+    "float8",
+    "text",
+    "bpchar",
+    "date",
+    "timestamp",
+    "bool",
+)
+LITERALS: Final[dict[str, tuple[str, ...]]] = {
+    "int2": ("0::int2", "1::int2", "(-3)::int2", "7::int2", "32767::int2", "NULL::int2"),
+    "int4": (
+        "0",
+        "1",
+        "-1",
+        "2",
+        "3",
+        "10",
+        "-7",
+        "100",
+        "2147483647",
+        "(-2147483648)",
+        "NULL::int4",
+    ),
+    "int8": (
+        "0::int8",
+        "5::int8",
+        "(-11)::int8",
+        "3000000000",
+        "9223372036854775807",
+        "(-9223372036854775808)",
+        "NULL::int8",
+    ),
+    "numeric": (
+        "0.0",
+        "1.5",
+        "-2.25",
+        "0.001",
+        "100",
+        "1000000.00",
+        "3.14159",
+        "99999999.99",
+        "NULL::numeric",
+        "0.5::numeric(6,3)",
+        "12::numeric",
+    ),
+    "float8": (
+        "0::float8",
+        "1.5::float8",
+        "'-0.1'::float8",
+        "1e10::float8",
+        "'NaN'::float8",
+        "'Infinity'::float8",
+        "1e300::float8",
+        "1e-300::float8",
+        "NULL::float8",
+    ),
+    "text": (
+        "''",
+        "'a'",
+        "'B'",
+        "'abc'",
+        "'é'",
+        "'a b'",
+        "'%'",
+        "'_x'",
+        "'zz'",
+        "'a''b'",
+        "NULL::text",
+        "'日本'",
+        r"'back\slash'",
+    ),
+    "bpchar": ("'a'::char(4)", "''::char(4)", "'ab '::char(4)", "'é'::char(4)", "NULL::char(4)"),
+    "date": (
+        "'2020-02-29'::date",
+        "'1999-12-31'::date",
+        "'infinity'::date",
+        "'0044-03-15 BC'::date",
+        "'2000-01-01'::date",
+        "NULL::date",
+        "(current_date - current_date + '2001-01-31'::date)",
+    ),
+    "timestamp": (
+        "'2020-02-29 12:34:56.789'::timestamp",
+        "'1969-12-31 23:59:59.999999'::timestamp",
+        "'infinity'::timestamp",
+        "'2000-01-01'::timestamp",
+        "NULL::timestamp",
+    ),
+    "bool": ("true", "false", "NULL::bool"),
+}
+PATTERNS: Final = (
+    "'a%'",
+    "'%b'",
+    "'_'",
+    "'%'",
+    "''",
+    "'%a%'",
+    "'é%'",
+    r"'a\_%'",
+    "'A_c'",
+    r"'%\%%'",
+)
+EXPRESSIONS: Final = (
+    "'a'",
+    "'^a'",
+    "'b$'",
+    "'^.*$'",
+    "'[a-b]+c?'",
+    "'^[^a].'",
+    "'é'",
+    "'a{2}'",
+    r"'\.'",
+    "'^$'",
+)
+TEMPLATES: Final = (
+    "'YYYY-MM-DD'",
+    "'YYYYMMDD HH24:MI:SS.US'",
+    "'DD/MM/YY'",
+    "'IYYY\"w\"IW ID'",
+    "'Q D DDD MS'",
+)
+INTERVALS: Final = (
+    "'1 day'",
+    "'1 month'",
+    "'-1 year 2 days'",
+    "'36 hours 0.000001 seconds'",
+    "'13 months -3 days 12:34:56'",
+)
+PARTS: Final = (
+    "year",
+    "month",
+    "day",
+    "dow",
+    "isodow",
+    "doy",
+    "week",
+    "quarter",
+    "isoyear",
+    "epoch",
+)
+CLOCK: Final = ("hour", "minute", "second", "milliseconds", "microseconds")
+UNITS: Final = (
+    "second",
+    "minute",
+    "hour",
+    "day",
+    "week",
+    "month",
+    "quarter",
+    "year",
+    "milliseconds",
+)
