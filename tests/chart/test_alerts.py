@@ -126,6 +126,8 @@ DRILLS = {
     "HeadraceLakeRecovering": counted("headrace_lake_recoveries_total"),
     "HeadraceLakeTableParked": gauge('headrace_lake_parked_tables{source="s"}', 1, 0),
     "HeadraceLakeDeletedRows": gauge('headrace_lake_deleted_ratio{source="s"}', 0.6, 0.3, 75),
+    "HeadraceBackupBehind": gauge('headrace_backup_lag_seconds{source="s"}', 90, 3, 9),
+    "HeadraceBackupHole": gauge('headrace_backup_holes{source="s"}', 1, 0),
     # Quiet: a target that was never there, since nobody runs a mirror.
     "HeadraceMirrorStopped": Drill({MIRROR: "1+0x60 0+0x60"}, {MIRROR: "0+0x120"}, 75),
     "HeadraceMirrorBehind": gauge('headrace_mirror_behind_seconds{source="s"}', 90, 3, 9),

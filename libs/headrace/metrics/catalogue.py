@@ -6,6 +6,7 @@ these declarations.
 
 from __future__ import annotations
 
+from headrace.metrics.backup_figures import BACKUP_FIGURES
 from headrace.metrics.figure import (
     ARCHIVER,
     AUDIT,
@@ -22,6 +23,8 @@ from headrace.metrics.figure import (
     Figure,
 )
 from headrace.metrics.lake_figures import LAKE_FIGURES
+from headrace.metrics.sink_figures import SINK_FIGURES
+from headrace.metrics.sql_figures import SQL_FIGURES
 
 _PROCESS = (
     Figure(
@@ -53,9 +56,7 @@ _READER = (
     Figure("wal_messages", "counter", "pgoutput messages read from the slot", READER),
     Figure("wal_bytes", "counter", "Bytes read from the slot", READER),
     Figure("frames_sent", "counter", "Frames sent on the internal bus", READER),
-    Figure(
-        "in_flight_bytes", "gauge", "Bytes sent on the internal bus and not consumed yet", READER
-    ),
+    Figure("in_flight_bytes", "gauge", "Bytes sent on the internal bus, not consumed yet", READER),
     Figure(
         "credit_bytes",
         "gauge",
@@ -144,10 +145,7 @@ _PUBLISHER = (
         PUBLISHER,
     ),
     Figure(
-        "turns_passed",
-        "counter",
-        "Turns at the stream's end passed to another source",
-        PUBLISHER,
+        "turns_passed", "counter", "Turns at the stream's end passed to another source", PUBLISHER
     ),
     Figure(
         "parked_messages", "counter", "Changes that could not be decoded and were parked", PUBLISHER
@@ -451,10 +449,8 @@ _TELEMETRY = (
     Figure(
         "consumer_left_ratio",
         "gauge",
-        (
-            "Share of the stream's retention that a durable consumer has left: 1 at the "
-            "stream's end, 0 when it loses events"
-        ),
+        "Share of the stream's retention that a durable consumer has left: 1 at the "
+        "stream's end, 0 when it loses events",
         TELEMETRY,
         ("stream", "consumer"),
     ),
@@ -474,6 +470,9 @@ FIGURES = (
     *_SCHEMAS,
     *_ARCHIVER,
     *LAKE_FIGURES,
+    *BACKUP_FIGURES,
+    *SQL_FIGURES,
+    *SINK_FIGURES,
     *_AUDIT,
     *_TELEMETRY,
     *_MIRROR,

@@ -14,9 +14,26 @@ ARCHIVER = "archiver"
 TELEMETRY = "telemetry"
 AUDIT = "audit-writer"
 LAKE = "lake-writer"
+WAL_ARCHIVER = "wal-archiver"
+SQL = "sql-server"
 MIRROR = "mirror"
+SINK = "sink"
 VERIFY = "verify"
-SERVICES = (READER, PUBLISHER, RESPONDER, SCHEMAS, ARCHIVER, AUDIT, LAKE, TELEMETRY, MIRROR, VERIFY)
+SERVICES = (
+    READER,
+    PUBLISHER,
+    RESPONDER,
+    SCHEMAS,
+    ARCHIVER,
+    AUDIT,
+    LAKE,
+    WAL_ARCHIVER,
+    SQL,
+    SINK,
+    TELEMETRY,
+    MIRROR,
+    VERIFY,
+)
 
 _KIB = 1024
 SECONDS = (

@@ -16,6 +16,7 @@ from typing import get_type_hints
 
 from headrace.errors import SettingError
 from headrace.settings.archive import ArchiveSettings
+from headrace.settings.backup import BackupSettings
 from headrace.settings.choices import (
     Compat,
     DeliveryMode,
@@ -38,11 +39,14 @@ from headrace.settings.publishing import (
     PublishingSettings,
     StateSettings,
 )
+from headrace.settings.sinks import SinkSettings
 from headrace.settings.snapshot import SnapshotSettings
 from headrace.settings.source import SourceSettings, StreamSettings
+from headrace.settings.sql import SqlSettings
 
 __all__ = [
     "ArchiveSettings",
+    "BackupSettings",
     "BusSettings",
     "Compat",
     "DeliveryMode",
@@ -61,9 +65,11 @@ __all__ = [
     "PublishingSettings",
     "Retention",
     "Settings",
+    "SinkSettings",
     "SnapshotSettings",
     "SnapshotValues",
     "SourceSettings",
+    "SqlSettings",
     "StateSettings",
     "StreamSettings",
     "WatchSettings",
@@ -89,6 +95,9 @@ class Settings:
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     archive: ArchiveSettings = field(default_factory=ArchiveSettings)
     lake: LakeSettings = field(default_factory=LakeSettings)
+    backup: BackupSettings = field(default_factory=BackupSettings)
+    sql: SqlSettings = field(default_factory=SqlSettings)
+    sinks: SinkSettings = field(default_factory=SinkSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     otel: OtelSettings = field(default_factory=OtelSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)

@@ -135,7 +135,8 @@ class ProcessSettings:
         None,
         "HTTP port of the service. 0 picks a free port. Unset, each service uses its own: "
         "telemetry 9090, wal-reader 9091, publisher 9092, snapshot-responder 9093, "
-        "schema-publisher 9094, archiver 9095, audit-writer 9096.",
+        "schema-publisher 9094, archiver 9095, audit-writer 9096, lake-writer 9097, "
+        "sql-server 9099, wal-archiver 9089, sink 9088.",
         least=0,
     )
     stats_interval_s: float = setting(

@@ -28,6 +28,7 @@ _TITLES = {
     "bus": "Internal bus",
     "state": "Leases and resume points",
     "snapshot": "Snapshots",
+    "sql": "SQL",
     "watch": "Monitoring",
     "otel": "OpenTelemetry",
     "process": "Every service",

@@ -30,7 +30,7 @@ PUBLISHER = ServiceFacts(
     "publisher",
     9092,
     "Publish changes to JetStream, exactly once and in commit order.",
-    ("cdc_events", "transactions", "skipped_events", "window_messages"),
+    ("cdc_events", "transactions", "skipped_events", "window_messages", "gaps"),
 )
 ARCHIVER = ServiceFacts(
     "archiver",
@@ -53,6 +53,20 @@ LAKE_WRITER = ServiceFacts(
     ("lake_cuts", "lake_rows", "lake_behind_files", "lake_tables"),
     optional=True,
 )
+WAL_ARCHIVER = ServiceFacts(
+    "wal-archiver",
+    9089,
+    "Keep PostgreSQL's physical log in a backup store, without a hole.",
+    ("backup_lag_seconds", "backup_unstored_bytes", "backup_log_bytes", "backup_holes"),
+    optional=True,
+)
+SQL_SERVER = ServiceFacts(
+    "sql-server",
+    9099,
+    "Answer SQL over the lake for clients of PostgreSQL, each statement at one moment.",
+    ("sql_connections", "sql_statements", "sql_cuts", "sql_cut_age_seconds"),
+    optional=True,
+)
 SNAPSHOT_RESPONDER = ServiceFacts(
     "snapshot-responder",
     9093,
@@ -71,6 +85,14 @@ TELEMETRY = ServiceFacts(
     "Serve metrics, status and health of the whole suite.",
     ("retained_bytes", "pg_reachable"),
 )
+# One process for each sink of headrace.toml, whose reports have the name `sink-NAME`.
+SINK = ServiceFacts(
+    "sink",
+    9088,
+    "Deliver changes to one sink of headrace.toml, with a committed position.",
+    ("sink_records", "sink_commits", "sink_behind_messages", "sink_parked"),
+    optional=True,
+)
 # In the order in which they stop. The reader is first, so that the publisher can still confirm what
 # it read; telemetry is last, so that it sees the others stop.
 SERVICES = {
@@ -81,8 +103,22 @@ SERVICES = {
         ARCHIVER,
         AUDIT_WRITER,
         LAKE_WRITER,
+        WAL_ARCHIVER,
+        SQL_SERVER,
         SNAPSHOT_RESPONDER,
         SCHEMA_PUBLISHER,
         TELEMETRY,
     )
 }
+
+
+def sink_service(sink: str) -> str:
+    """The name of a sink's process in reports, logs and metrics."""
+    return f"{SINK.name}-{sink}"
+
+
+def facts_of(service: str) -> ServiceFacts | None:
+    """The facts of a service or of a sink's process; None for any other program."""
+    if service.startswith(f"{SINK.name}-"):
+        return SINK
+    return SERVICES.get(service)

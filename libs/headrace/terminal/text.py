@@ -1,4 +1,4 @@
-"""Makes text from outside safe to print on a terminal. Pure.
+"""Makes text from outside safe to print on a terminal, and counts in words. Pure.
 
 Names and values are arbitrary text from a database. A terminal would execute an escape sequence in
 it (titles, colors, the clipboard, lines that overwrite others), and a direction mark would make a
@@ -22,6 +22,11 @@ def plain(text: str) -> str:
 def one_line(text: str) -> str:
     """The same, for a name or value that must not start a new line."""
     return _LAYOUT.sub(_escape, plain(text))
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 table`, `2 tables`: for nouns with a regular plural."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -18,16 +18,21 @@ import typer
 from headrace.cli import outcome, service
 from headrace.cli.archive import commands as archive_commands
 from headrace.cli.audit import commands as audit_commands
+from headrace.cli.backup import commands as backup_commands
 from headrace.cli.lake import commands as lake_commands
 from headrace.cli.mirror import commands as mirror_commands
 from headrace.cli.outcome import fail
+from headrace.cli.restore import commands as restore_commands
+from headrace.cli.sinks import commands as sink_commands
+from headrace.cli.sql import commands as sql_commands
+from headrace.cli.standby import commands as standby_commands
 from headrace.cli.usage import HELP_NAMES, readable
 from headrace.contract.table_patterns import listed
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import DeliveryMode, Settings, load
 from headrace.settings.typos import misspelled
-from headrace.suite.services import SERVICES
+from headrace.suite.services import SERVICES, SINK
 from headrace.terminal.text import plain
 
 app = typer.Typer(
@@ -106,6 +111,8 @@ def _add_service(name: str, explain: str) -> None:
     """For the list of commands, and for calls that bypass `headrace.cli.entry`."""
 
     def command(context: typer.Context) -> None:
+        if name == SINK.name:
+            raise typer.Exit(service.run_sink(context.args))
         raise typer.Exit(service.run(name, context.args))
 
     passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
@@ -163,6 +170,10 @@ LakeCatalog = Annotated[
         "the lake's folder]",
     ),
 ]
+Sql = Annotated[
+    bool,
+    typer.Option("--sql", help="Also answer SQL over the lake for PostgreSQL's clients."),
+]
 Once = Annotated[bool, typer.Option("--once", help="Start, show the result, stop.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show every log line of every service.")
@@ -183,6 +194,7 @@ def up(  # noqa: PLR0917  # typer turns them into options
     archive: Archive = None,
     lake: Lake = None,
     catalog: LakeCatalog = None,
+    sql: Sql = False,
     once: Once = False,
     verbose: Verbose = False,
 ) -> None:
@@ -216,6 +228,7 @@ def up(  # noqa: PLR0917  # typer turns them into options
         archive=archive,
         lake=lake,
         catalog=catalog,
+        sql=sql,
         once=once,
         verbose=verbose,
     )
@@ -418,10 +431,16 @@ def resume(slot: Slot = None) -> None:
 app.add_typer(mirror_commands.app)
 app.add_typer(archive_commands.app, rich_help_panel="The archive")
 app.add_typer(lake_commands.app, rich_help_panel="The lake")
+app.add_typer(sql_commands.app, rich_help_panel="The lake")
 app.add_typer(audit_commands.app, rich_help_panel="The audit trail")
+app.add_typer(backup_commands.app, rich_help_panel="Backups")
+app.add_typer(standby_commands.app, rich_help_panel="Backups")
+app.command("restore", rich_help_panel="Backups")(restore_commands.restore)
+app.add_typer(sink_commands.app, rich_help_panel="The sinks")
+app.add_typer(sink_commands.letters, rich_help_panel="The sinks")
 app.command("replay", rich_help_panel="The archive")(archive_commands.replay)
 
-for _service in SERVICES.values():
+for _service in (*SERVICES.values(), SINK):
     _add_service(_service.name, _service.purpose)
 
 

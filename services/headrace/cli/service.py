@@ -20,7 +20,7 @@ from headrace.contract.values import ArrayForm, Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import Compat, DeliveryMode, Poison, load
 from headrace.settings.typos import misspelled
-from headrace.suite.services import SERVICES
+from headrace.suite.services import SERVICES, SINK, sink_service
 from headrace.terminal.text import plain
 
 if TYPE_CHECKING:
@@ -52,7 +52,15 @@ _CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
 }
 
 # Services that need more than the core.
-_EXTRAS = {"archiver": "archive", "lake-writer": "lake"}
+_EXTRAS = {
+    "archiver": "archive",
+    "lake-writer": "lake",
+    "sql-server": "sql",
+    "wal-archiver": "archive",
+}
+# Those with pyarrow, and its memory pool that needs least: the archiver frees a file at a time; the
+# lake-writer frees all the time, for which malloc would take twice the processor time.
+_POOLS = {"archiver": "system", "lake-writer": "jemalloc"}
 _EPILOG = """\
 PostgreSQL: PG_HOST PG_PORT PG_DB POSTGRES_BRIDGE_USER POSTGRES_BRIDGE_PASSWORD, or libpq's
 variables (PGHOST, PGSSLMODE, PGSERVICE, …). NATS: NATS_URL (or NATS_HOST) NATS_BRIDGE_USER
@@ -119,12 +127,42 @@ def parser(name: str) -> argparse.ArgumentParser:
     return made
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
-    """Run a service to its end; returns the exit code."""
-    # Parsed first: `--help` needs no event loop.
-    flags = vars(parser(name).parse_args(arguments))
-    for dest, kind, _ in _CHOICES.values():
-        flags[dest] = kind(flags[dest]) if flags[dest] is not None else None
+def sink_parser() -> argparse.ArgumentParser:
+    """The options of a sink's process."""
+    made = argparse.ArgumentParser(
+        prog="headrace sink",
+        description=SINK.purpose,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("name", metavar="NAME", help="the sink's name in the file")
+    made.add_argument(
+        "--config",
+        metavar="FILE",
+        dest="sinks__file",
+        help="the file that describes the sinks [HEADRACE_CONFIG]",
+    )
+    made.add_argument(
+        "--slot",
+        metavar="NAME",
+        dest="source__slot",
+        help="the suite's replication slot [HEADRACE_SLOT]",
+    )
+    made.add_argument(
+        "--port",
+        metavar="PORT",
+        dest="process__http_port",
+        type=int,
+        help="port for health and metrics [HEADRACE_HTTP_PORT]",
+    )
+    return made
+
+
+def run_sink(arguments: Sequence[str]) -> int:
+    """Run one sink's process to its end; returns the exit code."""
+    flags = vars(sink_parser().parse_args(arguments))
+    name = str(flags.pop("name"))
     from headrace.process import lifecycle
 
     try:
@@ -132,6 +170,29 @@ def run(name: str, arguments: Sequence[str]) -> int:
     except HeadraceError as error:
         print(plain(f"headrace: {error}"), file=sys.stderr)
         return lifecycle.EXIT_ERROR
+    module = importlib.import_module("headrace.sink.service")
+
+    async def main(scope: Scope) -> None:
+        await module.run(scope, settings, name)
+
+    return lifecycle.run(sink_service(name), settings.process, main)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run a service to its end; returns the exit code."""
+    # Parsed first: `--help` needs no event loop.
+    flags = vars(parser(name).parse_args(arguments))
+    for dest, kind, _ in _CHOICES.values():
+        flags[dest] = kind(flags[dest]) if flags[dest] is not None else None
+    from headrace.process import lifecycle, pyarrow_memory
+
+    try:
+        settings = load(os.environ, **flags)
+    except HeadraceError as error:
+        print(plain(f"headrace: {error}"), file=sys.stderr)
+        return lifecycle.EXIT_ERROR
+    if name in _POOLS:
+        pyarrow_memory.keep_small(_POOLS[name])
     try:
         service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
     except ModuleNotFoundError as error:

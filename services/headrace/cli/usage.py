@@ -22,6 +22,7 @@ _ORDER = (
     "The audit trail",
     "The archive",
     "The lake",
+    "The sinks",
     "Setup and operation",
 )
 

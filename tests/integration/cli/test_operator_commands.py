@@ -11,15 +11,17 @@ from typing import Any
 
 import asyncpg
 import nats
+import psycopg
 import pytest
 
 from headrace.bus import participation, subjects
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.jetstream.provisioning import declared
+from headrace.jetstream.state import Cell
 from headrace.postgres.replication import ReplicationConnection
 from headrace.settings import PostgresSettings, StreamSettings
-from headrace.testing.database import Database
+from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import Outcome, command, service
@@ -220,6 +222,51 @@ async def test_the_doctor_names_a_stream_that_loses_messages_and_one_that_keeps_
     assert init["remedy"] == "Change it: nats stream edit INIT --retention limits."
     requests = found["stream SNAPSHOT_REQUESTS"]
     assert "retention limits: JetStream keeps requests" in requests["found"]
+
+
+@pytest.mark.parametrize("lost", ["replaced", "shorter"])
+async def test_the_doctor_names_a_stream_that_lacks_what_the_publisher_stored(
+    settings: dict[str, str], own_nats: OwnNats, database: Database, names: Names, lost: str
+) -> None:
+    await database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    server = await own_nats()
+    settings = {**settings, "NATS_URL": server.url}
+    await command(settings, "init")
+    client = await nats.connect(server.url)
+    js = client.jetstream()
+    cell = Cell(await js.key_value("headrace_state"), f"progress.{names.slot}")
+    stream = await js.stream_info("CDC")
+    progress = {"stream_created": str(stream.created), "stream_seq": stream.state.last_seq}
+    await cell.write(progress)
+    _, found = await checks(settings)
+    assert found["stream CDC"]["state"] == "ok"
+    if lost == "replaced":
+        await js.delete_stream("CDC")
+        await js.add_stream(stream.config)
+    else:
+        await cell.write({**progress, "stream_seq": 1})
+    await client.close()
+    code, found = await checks(settings)
+    assert (code, found["stream CDC"]["state"]) == (1, "fail")
+    assert "since the publisher wrote to it" in found["stream CDC"]["found"]
+
+
+async def test_the_doctor_names_tables_and_columns_that_are_not_utf8(
+    postgres_server: EmbeddedPostgres, server: EmbeddedNats, names: Names
+) -> None:
+    options = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+    async with fresh_database(postgres_server, names.other("ascii"), options) as database:
+        settings = environment(postgres_server, database.name, server.url, names)
+        where = f"host=127.0.0.1 port={postgres_server.port} dbname={database.name} user=headrace"
+        async with await psycopg.AsyncConnection.connect(where, autocommit=True) as connection:
+            await connection.execute('CREATE TABLE "a\\x" (id int PRIMARY KEY, "é" text)'.encode())
+            await command(settings, "init")
+            code, found = await checks(settings)
+            assert "names" not in found
+            await connection.execute(b'CREATE TABLE "t\xe9" ("\xff" int PRIMARY KEY, v text)')
+        code, found = await checks(settings)
+    assert (code, found["names"]["state"]) == (1, "fail")
+    assert found["names"]["found"] == r"not UTF-8: public.t\xe9, public.t\xe9.\xff"
 
 
 async def test_the_doctor_warns_of_a_paused_suite(

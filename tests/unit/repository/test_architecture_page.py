@@ -73,12 +73,15 @@ def test_every_file_that_the_page_names_is_there() -> None:
 
 
 def test_each_walk_names_files_in_steps() -> None:
-    walks = PAGE.split("## Four walks")[1].split("\n## ")[0].split("\n### ")[1:]
+    walks = PAGE.split("## Seven walks")[1].split("\n## ")[0].split("\n### ")[1:]
     assert [walk.splitlines()[0] for walk in walks] == [
         "One change",
         "One snapshot request",
         "One mirror",
+        "One restore",
+        "One delivery to a sink",
         "One cut",
+        "One query over the lake",
     ]
     for walk in walks:
         steps = re.split(r"^\d+\. ", walk, flags=re.MULTILINE)[1:]

@@ -16,6 +16,7 @@ from headrace.suite.services import SERVICES
 LIBRARY = {
     "headrace.consumer": {"asyncpg", "psycopg", "pyarrow", "pyspark", "numpy"},
     "headrace.mirror": {"asyncpg", "psycopg", "pyarrow", "pyspark", "numpy"},
+    "headrace.sinks": {"asyncpg", "psycopg", "pyarrow", "pyspark", "numpy"},
     "headrace.archive": {"asyncpg", "psycopg", "nats", "pyspark", "aiohttp"},
     "headrace.context": {
         "asyncpg",

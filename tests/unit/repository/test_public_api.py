@@ -12,7 +12,8 @@ import pytest
 from tests.support.source_tree import ROOT, imports, inside, modules, tree
 
 PUBLIC = {
-    f"headrace.{name}" for name in ("archive", "consumer", "context", "mirror", "spark", "testing")
+    f"headrace.{name}"
+    for name in ("archive", "consumer", "context", "mirror", "sinks", "spark", "testing")
 }
 PACKAGES = {
     ".".join(module.parent.parts[1:]): module

@@ -27,6 +27,10 @@ HEAVY = (
 NEEDED = {
     "archiver": {"numpy", "pyarrow"},
     "lake-writer": {"numpy", "pandas", "pyarrow", "pydantic"},
+    # It shares the archive's object store, whose package loads pyarrow.
+    "wal-archiver": {"numpy", "pyarrow"},
+    # It reads the lake as the lake-writer writes it.
+    "sql-server": {"numpy", "pandas", "pyarrow", "pydantic"},
 }
 PROBE = """
 import sys

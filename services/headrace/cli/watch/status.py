@@ -13,7 +13,7 @@ from rich.text import Text
 from headrace.cli.terminal import Console
 from headrace.errors import HeadraceError
 from headrace.settings import Settings
-from headrace.suite.services import SERVICES, TELEMETRY
+from headrace.suite.services import TELEMETRY, facts_of
 
 _TIMEOUT_S = 5
 STYLES = {"ready": "green", "not ready": "yellow", "silent": "red"}
@@ -102,7 +102,8 @@ def _services(services: dict[str, Any]) -> Table:
 
 def _figures(name: str, figures: dict[str, Any]) -> str:
     told = []
-    for key in SERVICES[name].telling if name in SERVICES else ():
+    facts = facts_of(name)
+    for key in facts.telling if facts is not None else ():
         value = figures.get(key)
         if value is not None:
             if key.endswith("_bytes"):
