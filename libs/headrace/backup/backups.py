@@ -6,11 +6,12 @@ another one is noticed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 
 from headrace.backup import layout, record
-from headrace.backup.errors import DamagedError
+from headrace.backup.errors import DamagedError, ObjectMissingError
 from headrace.backup.record import Archive, BackupRecord
 from headrace.backup.sealed import TAIL_BYTES, facts_in, seal, unseal
 from headrace.backup.store import BackupStore
@@ -25,7 +26,11 @@ class Backups:
     def all(self) -> list[BackupRecord]:
         """The complete backups, the oldest first."""
         names = [name for name, _ in self._store.tree(layout.BACKUPS)]
-        found = [self._read(name) for name in names if name.endswith(f"/{layout.RECORD}")]
+        found = []
+        for name in [name for name in names if name.endswith(f"/{layout.RECORD}")]:
+            # It may have expired since the listing.
+            with contextlib.suppress(ObjectMissingError):
+                found.append(self._read(name))
         return sorted(found, key=lambda one: (one.end_us, one.end_lsn))
 
     def _read(self, name: str) -> BackupRecord:

@@ -37,6 +37,10 @@ def drops(store: BackupStore, planner: Planner) -> list[Drop]:
     Indexes, sequences and tables without a known name are among them.
     """
     namings = NamesBook(store).read()
+    return planner.steadily(lambda: _drops(planner, namings))
+
+
+def _drops(planner: Planner, namings: Sequence[Naming]) -> list[Drop]:
     stretches = {stretch.timeline: stretch for stretch in planner.way(planner.timeline)}
     # By place and relation: a part and the whole segment may both be in the listing for a moment.
     found = {}
@@ -44,7 +48,7 @@ def drops(store: BackupStore, planner: Planner) -> list[Drop]:
         stretch = stretches.get(piece.timeline)
         if stretch is None:
             continue
-        for lsn, xid, time_us, database, oid in store.facts(piece).get("dropped", ()):
+        for lsn, xid, time_us, database, oid in planner.facts(piece).get("dropped", ()):
             # A drop on a timeline that was left before it never happened on this way.
             if lsn < stretch.end:
                 name = _name(namings, database, oid, lsn)

@@ -5,20 +5,26 @@ Promises to refuse a moment that the store can't bring back exactly, before anyt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Any, TypeVar
 
 from headrace.backup.backups import Backups
 from headrace.backup.commits import CommitScan
-from headrace.backup.errors import LogHoleError, NoSuchMomentError
+from headrace.backup.errors import LogHoleError, NoSuchMomentError, ObjectMissingError
 from headrace.backup.layout import LogPiece
+from headrace.backup.log_reading import steady_pieces
 from headrace.backup.record import BackupRecord, chain
 from headrace.backup.segments import needed, reach
 from headrace.backup.store import BackupStore
 from headrace.backup.timelines import TimelineStretch, parents, way
 from headrace.lsn import format_lsn
+
+_T = TypeVar("_T")
+# Each further look needs another merge since the one before.
+_LOOKS_MAX = 20
 
 
 class TargetKind(StrEnum):
@@ -115,9 +121,32 @@ class Planner:
 
     def __init__(self, store: BackupStore) -> None:
         self._store = store
-        self.pieces = store.pieces()
-        self.histories = store.histories()
-        self.records = Backups(store).all()
+        # An object of the log never changes, so its facts are read once.
+        self._facts: dict[LogPiece, dict[str, Any]] = {}
+        self._look()
+
+    def _look(self) -> None:
+        self.pieces = steady_pieces(self._store)
+        self.histories = self._store.histories()
+        self.records = Backups(self._store).all()
+
+    def facts(self, piece: LogPiece) -> dict[str, Any]:
+        """The facts about the commits in a part of the log."""
+        if piece not in self._facts:
+            self._facts[piece] = self._store.facts(piece)
+        return self._facts[piece]
+
+    def steadily(self, work: Callable[[], _T]) -> _T:
+        """Do it again over a new listing if wal-archiver has merged parts meanwhile.
+
+        A part that is lost isn't in the new listing either: then its log has a hole.
+        """
+        for _ in range(_LOOKS_MAX):
+            try:
+                return work()
+            except ObjectMissingError:
+                self._look()
+        return work()
 
     @property
     def timeline(self) -> int:
@@ -130,6 +159,9 @@ class Planner:
 
     def plan(self, target: RestoreTarget, timeline: int | None = None) -> RestorePlan:
         """How to reach a moment; raises if that can't be exact."""
+        return self.steadily(lambda: self._plan(target, timeline))
+
+    def _plan(self, target: RestoreTarget, timeline: int | None) -> RestorePlan:
         chosen = timeline if timeline is not None else self.timeline
         stretches = self.way(chosen)
         # Known for every target except a time.
@@ -172,7 +204,7 @@ class Planner:
             stretch = on_way.get(piece.timeline)
             if stretch is None or piece.start >= stretch.end:
                 continue
-            low, high = self._store.facts(piece).get("xids", (1, 0))
+            low, high = self.facts(piece).get("xids", (1, 0))
             if low <= xid <= high:
                 scan = CommitScan(identity.segment_size, identity.server_version)
                 for commit in scan.read(piece.start, self._store.read_piece(piece)):
@@ -225,7 +257,7 @@ class Planner:
         """Whether a later commit is stored: then so is everything before it."""
         for piece in sorted(self.pieces, reverse=True):
             if record.start_lsn < piece.end <= end:
-                last_us = self._store.facts(piece).get("last_us", 0)
+                last_us = self.facts(piece).get("last_us", 0)
                 if last_us:
                     return bool(last_us > time_us)
         return False

@@ -16,19 +16,17 @@ from pathlib import Path
 
 from headrace.backup import layout
 from headrace.backup.backups import Backups
-from headrace.backup.errors import ObjectMissingError, RestoreError
+from headrace.backup.errors import RestoreError
 from headrace.backup.layout import LogPiece
+from headrace.backup.log_reading import segment
 from headrace.backup.plan import RestorePlan
 from headrace.backup.programs import run
 from headrace.backup.restored import RESTORED_FROM
-from headrace.backup.segments import ranges
 from headrace.backup.store import BackupStore
 from headrace.backup.unpack import check_tablespaces, require_empty, unpack
 from headrace.embedded.account import Account
 
 _FETCHES = 4
-# Listings of one segment whose parts are merged while they are read.
-_MERGES_MAX = 5
 # In the files of a cluster that was restored before, by this program or by hand.
 _RECOVERY_SETTING = re.compile(r"\s*(recovery_target\w*|restore_command)\b", re.IGNORECASE)
 _COMBINE_TIMEOUT_S = 24 * 3600.0
@@ -119,48 +117,6 @@ def _fetch(
     name = segments.name(pieces[0].timeline, begin)
     (place.spool / name).write_bytes(content)
     tell("log", len(content))
-
-
-def segment(store: BackupStore, pieces: Sequence[LogPiece]) -> bytes:
-    """A segment from its pieces, padded with zeros; parts may be merged while they are read."""
-    end = max(piece.end for piece in pieces)
-    for _ in range(_MERGES_MAX):
-        try:
-            return _joined(store, pieces)
-        except ObjectMissingError:
-            begin = store.segments.begin(pieces[0].start)
-            larger = _listed(store, pieces[0].timeline, begin)
-            # Merged parts reach as far as before, without a hole; otherwise one is lost.
-            whole = [one for one in ranges(larger) if one.start == begin and one.end >= end]
-            if not whole:
-                raise
-            pieces = larger
-    return _joined(store, pieces)
-
-
-def _listed(store: BackupStore, timeline: int, begin: int) -> list[LogPiece]:
-    """The current pieces of a segment."""
-    found = sorted(
-        piece
-        for piece in store.pieces()
-        if piece.timeline == timeline and store.segments.begin(piece.start) == begin
-    )
-    return [piece for piece in found if not piece.partial] or found
-
-
-def _joined(store: BackupStore, pieces: Sequence[LogPiece]) -> bytes:
-    size = store.segments.size
-    begin = store.segments.begin(pieces[0].start)
-    content = bytearray()
-    for piece in pieces:
-        at = piece.start - begin
-        # A gap between parts: what follows doesn't count.
-        # A listing may be older than a merge of parts.
-        if at > len(content):
-            break
-        read = store.read_piece(piece)
-        content[at : at + len(read)] = read
-    return bytes(content) + bytes(size - len(content))
 
 
 def _files(

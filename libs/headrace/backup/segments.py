@@ -42,6 +42,17 @@ def holes(found: Sequence[Range]) -> list[Range]:
     ]
 
 
+def covers(found: Sequence[Range], before: Sequence[Range]) -> bool:
+    """Whether nothing of the earlier ranges is missing in the later ones."""
+    return all(
+        any(
+            one.timeline == old.timeline and one.start <= old.start and old.end <= one.end
+            for one in found
+        )
+        for old in before
+    )
+
+
 def reach(pieces: Sequence[LogPiece], stretches: Sequence[TimelineStretch], start: int) -> int:
     """Up to where the log is there without a hole, from `start` on, along the way to a timeline."""
     position = start

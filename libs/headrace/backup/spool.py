@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.backup import layout
 from headrace.backup.layout import LogPiece
-from headrace.backup.restore import segment
+from headrace.backup.log_reading import segment, steady_pieces
 from headrace.backup.store import BackupStore
 from headrace.embedded.account import Account
 
@@ -33,7 +33,7 @@ class Spool:
         segments = self.store.segments
         begin = segments.begin(start)
         found: dict[tuple[int, int], list[LogPiece]] = {}
-        for piece in sorted(self.store.pieces()):
+        for piece in sorted(steady_pieces(self.store)):
             if piece.end > begin:
                 key = (piece.timeline, segments.begin(piece.start))
                 found.setdefault(key, []).append(piece)

@@ -188,7 +188,7 @@ class BackupStore:
             with self._errors(full):
                 fetched = self._at(layout.WAL).ask(objects.Get(name, size))
             if fetched is None:
-                raise DamagedError(f"{full} is missing")
+                raise ObjectMissingError(f"{full} is missing in {self.url}")
             found = facts_in(fetched.data, full)
             if found is not None:
                 return found

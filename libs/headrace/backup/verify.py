@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import orjson
 
 from headrace.backup.backups import Backups
-from headrace.backup.errors import BackupError, DamagedError
+from headrace.backup.errors import BackupError, DamagedError, ObjectMissingError
 from headrace.backup.layout import LogPiece
+from headrace.backup.log_reading import merged_into
 from headrace.backup.plan import Planner
 from headrace.backup.record import BackupRecord
 from headrace.backup.segments import holes, ranges, reach
@@ -60,8 +61,7 @@ def verify(
         checked.backups += 1
     yield from _histories(planner)
     tell("log")
-    for piece in planner.pieces:
-        yield from _piece(store, piece, checked)
+    yield from _pieces(store, planner, checked)
     yield from _log(planner, up_to)
 
 
@@ -131,13 +131,30 @@ def _histories(planner: Planner) -> Iterator[BackupDamage]:
             yield BackupDamage(f"timeline {timeline}", "its history file is missing")
 
 
-def _piece(store: BackupStore, piece: LogPiece, checked: Checked) -> Iterator[BackupDamage]:
+def _pieces(store: BackupStore, planner: Planner, checked: Checked) -> Iterator[BackupDamage]:
+    left = sorted(planner.pieces, reverse=True)
+    seen = set(left)
+    while left:
+        piece = left.pop()
+        try:
+            content = store.read_piece(piece)
+        except ObjectMissingError as error:
+            # wal-archiver may have merged it since the listing: what replaces it is read instead.
+            larger = merged_into(store, piece)
+            if not larger:
+                yield BackupDamage(store.segments.object_name(piece), str(error.args[0]))
+            left += [one for one in larger if one not in seen]
+            seen.update(larger)
+        except BackupError as error:
+            yield BackupDamage(store.segments.object_name(piece), str(error.args[0]))
+        else:
+            yield from _piece(store, piece, content, checked)
+
+
+def _piece(
+    store: BackupStore, piece: LogPiece, content: bytes, checked: Checked
+) -> Iterator[BackupDamage]:
     name = store.segments.object_name(piece)
-    try:
-        content = store.read_piece(piece)
-    except BackupError as error:
-        yield BackupDamage(name, str(error.args[0]))
-        return
     checked.log_bytes += len(content)
     for offset in range(0, len(content) - 16, _PAGE):
         # A part may begin within a page.

@@ -15,6 +15,7 @@ from headrace import log as logs
 from headrace.backup.commits import CommitRecord, CommitScan, summary
 from headrace.backup.errors import BackupError, ForeignStoreError
 from headrace.backup.layout import LogPiece
+from headrace.backup.log_reading import segment, steady_pieces
 from headrace.backup.restored import RESTORED_FROM
 from headrace.backup.segments import holes, ranges
 from headrace.backup.store import BackupStore
@@ -105,7 +106,7 @@ class Receiver:
         server = Server(
             identity.timeline, identity.lsn, await connection.history(identity.timeline), slot_lsn
         )
-        pieces = await asyncio.to_thread(self._store.pieces)
+        pieces = await asyncio.to_thread(steady_pieces, self._store)
         # Raises if the server isn't the one that the store continues with.
         start = resume(pieces, server, self._store.segments)
         if server.timeline > 1:
@@ -183,12 +184,11 @@ class Receiver:
 
     def _known(self, own: list[LogPiece], begin: int, end: int) -> bytes:
         """The stored part of the segment that isn't complete."""
-        content = bytearray()
-        for piece in sorted(piece for piece in own if piece.partial):
-            at = piece.start - begin
-            if begin <= piece.start < end and at <= len(content):
-                content[at:] = max(self._store.read_piece(piece), bytes(content[at:]), key=len)
-        return bytes(content[: end - begin])
+        parts = sorted(piece for piece in own if piece.partial and begin <= piece.start < end)
+        if not parts:
+            return b""
+        # An earlier life that has lost its connection may still merge parts.
+        return segment(self._store, parts)[: end - begin]
 
     async def _receive(self, connection: PhysicalConnection, start: LogStart) -> None:
         storing = asyncio.create_task(self._store_on(), name="store-log")
