@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import secrets
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from headrace.backup import layout, record
 from headrace.backup.errors import DamagedError, ObjectMissingError
@@ -32,6 +34,12 @@ class Backups:
             with contextlib.suppress(ObjectMissingError):
                 found.append(self._read(name))
         return sorted(found, key=lambda one: (one.end_us, one.end_lsn))
+
+    def newest_label(self) -> str | None:
+        """The label of the newest complete backup, without reading a record."""
+        names = [name for name, _ in self._store.tree(layout.BACKUPS)]
+        labels = [name.partition("/")[0] for name in names if name.endswith(f"/{layout.RECORD}")]
+        return max(labels, default=None)
 
     def _read(self, name: str) -> BackupRecord:
         # A record is sealed as well: a damaged one must not hide a backup or invent one.
@@ -91,6 +99,21 @@ class Backups:
 
 
 MANIFEST = "manifest"
+
+
+_LABEL_FORM = "%Y%m%dT%H%M%SZ"
+
+
+def new_label() -> str:
+    """A backup's name: by time, so that a listing is in order; random, so that two backups of one
+    second differ.
+    """
+    return f"{datetime.now(UTC):{_LABEL_FORM}}-{secrets.token_hex(3)}"
+
+
+def label_time(label: str) -> datetime:
+    """When the backup of this label began."""
+    return datetime.strptime(label.partition("-")[0], _LABEL_FORM).replace(tzinfo=UTC)
 
 
 @functools.cache

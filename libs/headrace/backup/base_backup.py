@@ -8,14 +8,12 @@ consistent is stored without a hole. A backup that fails leaves parts without a 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from headrace.backup.backups import MANIFEST, Backups
+from headrace.backup.backups import MANIFEST, Backups, new_label
 from headrace.backup.errors import BackupError, LogHoleError
 from headrace.backup.record import Archive, BackupRecord
 from headrace.backup.segments import reach
@@ -149,8 +147,7 @@ async def take_backup(
 ) -> BackupRecord:
     """Take a backup, wait for its log, and list it."""
     backups = Backups(store)
-    # By time, so that a listing is in order; random, so that two backups of one second differ.
-    label = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    label = new_label()
     progress = BackupProgress(label)
     manifest = None
     if parent is not None:
@@ -194,7 +191,19 @@ async def take_backup(
     )
     failpoint("backup.before_record")
     await asyncio.to_thread(backups.put_record, made)
+    if parent is not None:
+        await asyncio.to_thread(_require_parent, backups, parent, made)
     return made
+
+
+def _require_parent(backups: Backups, parent: BackupRecord, made: BackupRecord) -> None:
+    """Expiry may have removed the parent before it could see this backup."""
+    if parent.label not in {record.label for record in backups.all()}:
+        backups.remove(made.label)
+        raise BackupError(
+            f"the backup {parent.label} has expired while another one was made that follows it",
+            remedy="Take a full backup: without --incremental.",
+        )
 
 
 async def _server_clock_us(connection: PhysicalConnection) -> int:

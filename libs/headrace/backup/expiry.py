@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from headrace.backup import layout
+from headrace.backup import digests, drills, layout
 from headrace.backup.backups import Backups
 from headrace.backup.layout import LogPiece
 from headrace.backup.plan import Planner
@@ -33,6 +33,9 @@ class Expired:
     pieces: Sequence[LogPiece]
     # Labels of backups that were interrupted long ago.
     unfinished: Sequence[str]
+    # Names of digests that no drill can use any more, and of old outcomes of drills.
+    digests: Sequence[str] = ()
+    drills: Sequence[str] = ()
 
 
 def expired(
@@ -40,10 +43,15 @@ def expired(
 ) -> Expired:
     """Everything that `keep` backups and the moments of the last `keep_s` seconds don't need."""
     planner = Planner(store)
-    gone = _backups(planner.records, keep, keep_s, now_us or time.time_ns() // 1000)
+    unfinished = sorted(Backups(store).unfinished())
+    interrupted = _interrupted(unfinished)
+    running = [label for label in unfinished if label not in interrupted]
+    used = _parents_of(running, planner.records)
+    gone = _backups(planner.records, used, keep, keep_s, now_us or time.time_ns() // 1000)
     labels = {record.label for record in gone}
     kept = [record for record in planner.records if record.label not in labels]
     pieces: list[LogPiece] = []
+    old_digests: list[str] = []
     if kept:
         # Timelines before the oldest backup's are parents that no way needs before its beginning.
         first = min(kept, key=lambda record: (record.timeline, record.start_lsn))
@@ -53,11 +61,31 @@ def expired(
             for piece in planner.pieces
             if piece.end <= begin and piece.timeline <= first.timeline
         ]
-    return Expired(gone, pieces, _unfinished(store))
+        old_digests = [
+            name
+            for name in store.names(layout.DIGESTS)
+            if digests.lsn_of(name) < min(record.end_lsn for record in kept)
+        ]
+    outcomes = [one.name for one in drills.listed(store.names(layout.DRILLS))]
+    return Expired(gone, pieces, interrupted, old_digests, outcomes[: -drills.KEPT_MAX])
+
+
+def _parents_of(running: Sequence[str], records: Sequence[BackupRecord]) -> set[str]:
+    """The backups that a running one may follow: it follows the newest of its beginning."""
+    # The start of an incremental backup reads its parent's manifest, and its end lists it.
+    found = set()
+    for label in running:
+        earlier = [record.label for record in records if record.label < label]
+        found.add(max(earlier, default=""))
+    return found
 
 
 def _backups(
-    records: Sequence[BackupRecord], keep: int, keep_s: float | None, now_us: int
+    records: Sequence[BackupRecord],
+    used: set[str],
+    keep: int,
+    keep_s: float | None,
+    now_us: int,
 ) -> list[BackupRecord]:
     """Whole chains, the oldest first, as far as enough remains."""
     chains: dict[str, list[BackupRecord]] = {}
@@ -68,8 +96,12 @@ def _backups(
         root_of[record.label] = root
         chains.setdefault(root, []).append(record)
     gone: list[BackupRecord] = []
-    # Those with a tag stay in addition.
-    untagged = [own for own in chains.values() if not any(record.tags for record in own)]
+    # Those with a tag, or with a backup in progress, stay in addition.
+    untagged = [
+        own
+        for own in chains.values()
+        if not any(record.tags or record.label in used for record in own)
+    ]
     left = sum(len(own) for own in untagged)
     for own in sorted(untagged, key=lambda chain: chain[0].end_us):
         # A chain that can't go completely stays completely.
@@ -88,14 +120,10 @@ def _old_enough(following: Sequence[BackupRecord], moment_us: float) -> bool:
     return any(record.end_us <= moment_us for record in following)
 
 
-def _unfinished(store: BackupStore) -> list[str]:
+def _interrupted(unfinished: Sequence[str]) -> list[str]:
     before = datetime.now(UTC) - timedelta(seconds=UNFINISHED_S)
-    return sorted(
-        label
-        for label in Backups(store).unfinished()
-        # A label begins with the time of its backup.
-        if label < f"{before:%Y%m%dT%H%M%SZ}"
-    )
+    # A label begins with the time of its backup.
+    return [label for label in unfinished if label < f"{before:%Y%m%dT%H%M%SZ}"]
 
 
 def remove(store: BackupStore, gone: Expired) -> None:
@@ -107,6 +135,10 @@ def remove(store: BackupStore, gone: Expired) -> None:
         failpoint("backup.expired")
     for label in gone.unfinished:
         backups.remove(label)
+    for name in gone.digests:
+        store.delete(layout.DIGESTS, name)
+    for name in gone.drills:
+        store.delete(layout.DRILLS, name)
     # The oldest first: what remains after an interruption is without a hole.
     for piece in sorted(gone.pieces, key=lambda one: (one.timeline, one.start)):
         store.delete(layout.WAL, store.segments.object_name(piece))

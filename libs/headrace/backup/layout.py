@@ -7,6 +7,8 @@
     backups/{label}/{archive}.{number}.zst         a part of a backup's tar stream
     backups/{label}/backup.json                    written last: only now the backup counts
     names/{lsn}.zst                                names of relations, for finding dropped ones
+    digests/{timeline}{lsn}.zst                    digests of all tables, which drills compare
+    drills/{time}-{passed|failed}-{random}.zst     the outcome of a drill
     status.json                                    how far the log is stored, at which time
 
 A name that doesn't match exactly is nobody's: a file that a killed writer left can't be taken for
@@ -27,6 +29,8 @@ MANIFEST = "manifest.zst"
 WAL = "wal"
 BACKUPS = "backups"
 NAMES = "names"
+DIGESTS = "digests"
+DRILLS = "drills"
 _SEGMENT = re.compile(
     r"([0-9A-F]{8})([0-9A-F]{8})([0-9A-F]{8})(?:\.([0-9a-f]{8})-([0-9a-f]{8}))?\.zst"
 )

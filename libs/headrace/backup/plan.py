@@ -123,6 +123,9 @@ class Planner:
         self._store = store
         # An object of the log never changes, so its facts are read once.
         self._facts: dict[LogPiece, dict[str, Any]] = {}
+        self.pieces: list[LogPiece] = []
+        self.histories: dict[int, bytes] = {}
+        self.records: list[BackupRecord] = []
         self._look()
 
     def _look(self) -> None:
@@ -152,6 +155,14 @@ class Planner:
     def timeline(self) -> int:
         """The newest timeline."""
         return max([1, *self.histories, *(piece.timeline for piece in self.pieces)])
+
+    def newest_backup(self) -> BackupRecord:
+        """The newest backup; raises if there is none."""
+        if not self.records:
+            raise NoSuchMomentError(
+                "the store has no backup", remedy="Take one with `headrace backup now`."
+            )
+        return self.records[-1]
 
     def way(self, timeline: int) -> list[TimelineStretch]:
         """The stretches of the log that lead to a timeline."""

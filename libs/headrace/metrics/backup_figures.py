@@ -22,6 +22,24 @@ BACKUP_FIGURES = (
     ),
     Figure("backup_holes", "gauge", "Holes in the stored log", WAL_ARCHIVER),
     Figure(
+        "backup_age_seconds",
+        "gauge",
+        "Age of the newest base backup; missing if there is none",
+        WAL_ARCHIVER,
+    ),
+    Figure(
+        "backup_drill_age_seconds",
+        "gauge",
+        "Age of the last drill that passed; missing if none ever did",
+        WAL_ARCHIVER,
+    ),
+    Figure(
+        "backup_drill_failed",
+        "gauge",
+        "Whether the last drill failed (1) or passed (0); missing if there was none",
+        WAL_ARCHIVER,
+    ),
+    Figure(
         "backup_recoveries",
         "counter",
         "Times that the wal-archiver started again from what is stored",

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import asyncpg
 
 from headrace import log as logs
+from headrace.backup import drills, layout
+from headrace.backup.backups import Backups, label_time
 from headrace.backup.commits import CommitRecord
+from headrace.backup.drills import DrillRecord
 from headrace.backup.errors import BackupError
 from headrace.backup.names import NamesBook, RelationName
 from headrace.backup.store import BackupStore, StoredUntil
@@ -32,6 +36,8 @@ INTERVAL_S = 1.0
 # So that a series of DDL statements costs one look at the catalog.
 NAMES_INTERVAL_S = 0.2
 STATUS_INTERVAL_S = 5.0
+# A listing of all backups.
+PROOFS_INTERVAL_S = 60.0
 
 # In this order: what was committed by this time is before this LSN.
 _NOW = "SELECT clock_timestamp() AS now, pg_current_wal_insert_lsn()::text AS lsn"
@@ -62,6 +68,10 @@ class ServerWatch:
         self._written_at = 0.0
         self._seen_us = 0
         self._insert_lsn = 0
+        # The newest backup's time, and all drills, from the last listing.
+        self._newest: datetime | None = None
+        self._drills: Sequence[DrillRecord] = ()
+        self._proofs_at = 0.0
 
     def follow_receiver(self, receiver: Receiver) -> None:
         """Use this receiver's state from now on."""
@@ -93,6 +103,7 @@ class ServerWatch:
                     await self._read_names(session)
                     await self._scope.pause(NAMES_INTERVAL_S)
                 await self._look(session)
+                await self._proofs()
                 await wait_for(self._changed, INTERVAL_S)
         finally:
             session.terminate()
@@ -135,6 +146,26 @@ class ServerWatch:
         if self._claimed is not None and (due or force):
             self._written_at = self._seen_us / 1e6
             await asyncio.to_thread(self._store.put_status, self._claimed)
+
+    async def _proofs(self) -> None:
+        """The ages of the newest backup and of the last drill."""
+        if self._seen_us / 1e6 - self._proofs_at >= PROOFS_INTERVAL_S:
+            self._proofs_at = self._seen_us / 1e6
+            newest = await asyncio.to_thread(Backups(self._store).newest_label)
+            self._newest = label_time(newest) if newest is not None else None
+            names = await asyncio.to_thread(self._store.names, layout.DRILLS)
+            self._drills = drills.listed(names)
+        stats = self._scope.health.stats
+        now = self._seen_us / 1e6
+        if self._newest is not None:
+            stats.set("backup_age_seconds", max(0.0, now - self._newest.timestamp()))
+        else:
+            stats.unset("backup_age_seconds")
+        if self._drills:
+            stats.set("backup_drill_failed", not self._drills[-1].passed)
+        passed = drills.last_passed(self._drills)
+        if passed is not None:
+            stats.set("backup_drill_age_seconds", max(0.0, now - passed.time.timestamp()))
 
     def _refresh(self) -> None:
         stats = self._scope.health.stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from headrace.backup.backups import Backups
@@ -10,6 +11,7 @@ from headrace.backup.expiry import expired, remove
 from headrace.backup.layout import LogPiece
 from headrace.backup.record import BackupRecord
 from headrace.backup.store import BackupStore
+from headrace.cli.backup.take import BackupSchedule
 
 SIZE = 16 << 20
 
@@ -70,3 +72,28 @@ def test_what_a_killed_backup_left_goes_when_it_is_old(tmp_path: Path) -> None:
     assert list(gone.unfinished) == ["20260101T000000Z-b"]
     remove(store, gone)
     assert list(backups.unfinished()) == [recent]
+
+
+def test_the_backup_that_a_running_one_may_follow_stays(tmp_path: Path) -> None:
+    later = [replace(made(n), label=f"2999010{n}T000000Z-a") for n in (1, 3, 4)]
+    store = store_with(tmp_path / "s", *later)
+    assert [one.label for one in expired(store, keep=1, keep_s=None).backups] == [
+        one.label for one in later[:2]
+    ]
+    Backups(store).put_part("29990102T000000Z-b", "base", 0, b"x")
+    gone = expired(store, keep=1, keep_s=None)
+    assert [one.label for one in gone.backups] == [later[1].label]
+
+
+def test_a_schedule_takes_what_is_due_and_full_ones_now_and_then() -> None:
+    schedule = BackupSchedule(due_s=86_400, full_every_s=3 * 86_400)
+    day = datetime(2026, 1, 5, tzinfo=UTC)
+    chain = [made(1), made(2, 1), made(4, 2)]
+    assert schedule.due([], day)
+    assert not schedule.due(chain, day - timedelta(seconds=1))
+    assert schedule.due(chain, day)
+    assert not schedule.follows([], day)
+    assert schedule.follows(chain, day - timedelta(days=1, seconds=1))
+    assert not schedule.follows(chain, day)
+    assert BackupSchedule().due(chain, day)
+    assert not BackupSchedule().follows(chain, day)

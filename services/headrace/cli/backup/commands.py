@@ -65,7 +65,7 @@ def init(url: Url = None) -> None:
 
 
 @app.command("now")
-def now(
+def now(  # noqa: PLR0917  # typer turns them into options
     url: Url = None,
     incremental: Annotated[
         bool,
@@ -74,6 +74,18 @@ def now(
             help="Only what changed since the newest backup: PostgreSQL 17, summarize_wal.",
         ),
     ] = False,
+    due: Annotated[
+        str | None,
+        typer.Option("--due", help="Only if the newest backup is older than this: 12h, 1d."),
+    ] = None,
+    full_every: Annotated[
+        str | None,
+        typer.Option(
+            "--full-every",
+            help="Incremental as long as the newest full backup is younger than this, and the "
+            "server supports it: 7d.",
+        ),
+    ] = None,
     spread: Annotated[
         bool, typer.Option("--spread", help="Wait for a checkpoint that spares the disks.")
     ] = False,
@@ -87,11 +99,19 @@ def now(
 ) -> None:
     """Take a backup, and wait until it can be restored. wal-archiver must be running."""
     settings = chosen_settings(url)
+    from headrace.cli.archive.read import duration_s
     from headrace.cli.backup import take
 
+    try:
+        schedule = take.BackupSchedule(
+            *(duration_s(text) if text is not None else None for text in (due, full_every))
+        )
+    except HeadraceError as error:
+        fail(error)
     outcome.finish(
         lambda: take.run(
             settings,
+            schedule=schedule,
             incremental=incremental,
             spread=spread,
             tags=tuple(tags or ()),

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from headrace.backup import drills, layout
 from headrace.backup.backups import Backups
 from headrace.backup.dropped import drops
 from headrace.backup.plan import Planner, format_time
@@ -84,6 +85,7 @@ def status(store: BackupStore, *, as_json: bool) -> None:
             for one in missing
         ],
         "unfinished_backups": sorted(Backups(store).unfinished()),
+        "last_drill": _last_drill(store),
         "stored_bytes": sum(size for _, size in store.tree("")),
     }
     if as_json:
@@ -92,6 +94,14 @@ def status(store: BackupStore, *, as_json: bool) -> None:
     console = Console()
     for name, value in body.items():
         console.print(f"{name.replace('_', ' '):<20} {value}")
+
+
+def _last_drill(store: BackupStore) -> str | None:
+    found = drills.listed(store.names(layout.DRILLS))
+    if not found:
+        return None
+    word = "passed" if found[-1].passed else "failed"
+    return f"{word} at {found[-1].time.isoformat(sep=' ')}"
 
 
 def list_drops(store: BackupStore, *, as_json: bool) -> None:

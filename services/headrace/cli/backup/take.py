@@ -5,22 +5,50 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
-from headrace.backup.backups import Backups
+from headrace.backup.backups import Backups, label_time
 from headrace.backup.base_backup import BackupProgress, take_backup
 from headrace.backup.errors import BackupError
 from headrace.backup.record import BackupRecord
 from headrace.cli.backup.look import shown
 from headrace.cli.backup.opened import opened
 from headrace.cli.terminal import Console
+from headrace.postgres.physical import PhysicalConnection
 from headrace.settings import Settings
 
 _TELL_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class BackupSchedule:
+    """When a command that runs often takes a backup, and of which kind."""
+
+    # The age at which the newest backup is no longer enough; None: always.
+    due_s: float | None = None
+    # The age at which the newest full backup is no longer followed; None: it isn't.
+    full_every_s: float | None = None
+
+    def due(self, records: Sequence[BackupRecord], now: datetime) -> bool:
+        """Whether a backup is due."""
+        if self.due_s is None or not records:
+            return True
+        return now - label_time(records[-1].label) >= timedelta(seconds=self.due_s)
+
+    def follows(self, records: Sequence[BackupRecord], now: datetime) -> bool:
+        """Whether it may follow the newest one."""
+        full = [record.label for record in records if record.parent is None]
+        if self.full_every_s is None or not full:
+            return False
+        return now - label_time(full[-1]) < timedelta(seconds=self.full_every_s)
+
+
 async def run(
     settings: Settings,
     *,
+    schedule: BackupSchedule,
     incremental: bool,
     spread: bool,
     tags: tuple[str, ...],
@@ -29,14 +57,19 @@ async def run(
 ) -> None:
     """Take a backup; `incremental` follows the newest one."""
     store = await asyncio.to_thread(opened, settings)
+    records = await asyncio.to_thread(Backups(store).all)
+    if incremental and not records:
+        raise BackupError(
+            "there is no backup to follow",
+            remedy="Take a full one first: without --incremental.",
+        )
+    if not schedule.due(records, datetime.now(UTC)):
+        print(f"backup {records[-1].label} is recent enough")
+        return
+    if schedule.follows(records, datetime.now(UTC)):
+        incremental = await _summarizes(settings)
     parent = None
     if incremental:
-        records = await asyncio.to_thread(Backups(store).all)
-        if not records:
-            raise BackupError(
-                "there is no backup to follow",
-                remedy="Take a full one first: without --incremental.",
-            )
         parent = records[-1]
     console = Console(stderr=True)
     told_at = time.monotonic()
@@ -59,6 +92,17 @@ async def run(
         tell=tell,
     )
     _print(made, as_json=as_json)
+
+
+async def _summarizes(settings: Settings) -> bool:
+    """Whether the server can take an incremental backup."""
+    connection = await PhysicalConnection.open(settings.postgres, "headrace backup")
+    try:
+        # Servers before version 17 have no such setting.
+        (value,) = await connection.facts("SELECT current_setting('summarize_wal', true)")
+    finally:
+        connection.close()
+    return value == "on"
 
 
 def _print(made: BackupRecord, *, as_json: bool) -> None:

@@ -40,6 +40,21 @@ Into = Annotated[
 NewName = Annotated[
     str | None, typer.Option("--as", help="The table's new name. [its name and _restored]")
 ]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Bring the rows of the live table back, instead of a new one."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", help="Bring only these rows back: customer = 7. As SQL's WHERE."),
+]
+DiscardLater = Annotated[
+    bool,
+    typer.Option("--discard-later", help="Delete rows, too, that were inserted since the moment."),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Change the rows without asking, after the difference.")
+]
 Timeline = Annotated[
     int | None, typer.Option("--timeline", min=1, help="The timeline to follow. [the newest]")
 ]
@@ -49,6 +64,14 @@ Tablespaces = Annotated[
 ]
 Work = Annotated[
     Path | None, typer.Option("--work", help="Where a table's cluster is restored. [temporary]")
+]
+Drill = Annotated[
+    bool,
+    typer.Option(
+        "--drill",
+        help="Prove that the backups work: restore to a random recent moment, compare with the "
+        "source, remove it. Exits with 3 if they differ.",
+    ),
 ]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Only show what the restore would do.")]
 
@@ -64,21 +87,31 @@ def restore(  # noqa: PLR0917  # typer turns them into options
     before_xid: BeforeXid = None,
     into: Into = "live",
     name: NewName = None,
+    replace: Replace = False,
+    where: Where = None,
+    discard_later: DiscardLater = False,
+    yes: Yes = False,
     timeline: Timeline = None,
     tablespaces: Tablespaces = None,
     work: Work = None,
     plan_only: PlanOnly = False,
+    drill: Drill = False,
 ) -> None:
-    """Bring the cluster back at any moment in a new folder, or one table into a live database.
+    """Bring the cluster back at any moment in a new folder, or one table or some of its rows into a
+    live database.
 
     Without a moment --to goes to the end of the log.
     """
 
+    code = 0
+
     def restored(settings: Settings, store: BackupStore) -> None:
         from headrace.cli.restore import run as command
         from headrace.cli.restore.moment import RestoreMoment
+        from headrace.cli.restore.rows import RowsWanted
 
-        command.run(
+        nonlocal code
+        code = command.run(
             settings,
             store,
             command.Wanted(
@@ -87,11 +120,14 @@ def restore(  # noqa: PLR0917  # typer turns them into options
                 RestoreMoment(at, lsn, xid, before_xid, before_drop),
                 into,
                 name,
+                RowsWanted(replace, where, discard_later, yes),
                 timeline,
                 tuple(tablespaces or ()),
                 work,
                 plan_only,
+                drill,
             ),
         )
 
     on_store(url, restored)
+    raise typer.Exit(code)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.backup.store import BackupStore
-from headrace.cli.restore import cluster, table
+from headrace.cli.restore import cluster, drill, rows, table
 from headrace.cli.restore.moment import RestoreMoment, target
+from headrace.cli.restore.rows import RowsWanted
 from headrace.errors import SettingError
 from headrace.settings import Settings
 
@@ -21,19 +22,49 @@ class Wanted:
     moment: RestoreMoment
     into: str
     name: str | None
+    rows: RowsWanted
     timeline: int | None
     tablespaces: tuple[str, ...]
     work: Path | None
     plan_only: bool
+    drill: bool
 
 
-def run(settings: Settings, store: BackupStore, wanted: Wanted) -> None:
-    """Restore a cluster or a table."""
+def run(settings: Settings, store: BackupStore, wanted: Wanted) -> int:
+    """Restore a cluster or a table, or hold a drill; returns the exit code."""
+    if wanted.drill:
+        if wanted.to is not None or wanted.table is not None or wanted.moment.given:
+            raise SettingError(
+                "--drill chooses its own moment and place",
+                remedy="Leave --to, --table and the moment out.",
+            )
+        return drill.run(settings, store, wanted.work)
+    _restore(settings, store, wanted)
+    return 0
+
+
+def _restore(settings: Settings, store: BackupStore, wanted: Wanted) -> None:
     if (wanted.to is None) == (wanted.table is None):
         raise SettingError(
             "name one of --to and --table",
             remedy="--to FOLDER restores the whole cluster, --table NAME one table.",
         )
+    if wanted.rows.given:
+        if wanted.table is None or wanted.name is not None:
+            raise SettingError(
+                "--replace and --where change rows of a live table",
+                remedy="Name it with --table, and leave --as out.",
+            )
+        rows.run(
+            settings,
+            store,
+            wanted.table,
+            wanted.moment,
+            wanted.rows,
+            into=wanted.into,
+            work=wanted.work,
+        )
+        return
     if wanted.table is not None:
         table.run(
             settings,

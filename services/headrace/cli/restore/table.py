@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headrace.backup.dropped import find_drop
 from headrace.backup.one_table import copy_table
 from headrace.backup.plan import Planner, RestoreTarget, TargetKind, format_time
+from headrace.backup.recovery import RestoredServer
 from headrace.backup.restore import owner, place_of
 from headrace.backup.store import BackupStore
 from headrace.cli.restore import cluster
@@ -24,6 +27,50 @@ from headrace.settings import PostgresSettings, Settings
 LIVE = "live"
 
 
+@dataclass(frozen=True, slots=True)
+class RestoredTable:
+    """A table in a restored cluster, which is served until the block ends."""
+
+    server: RestoredServer
+    programs: Path
+    # Schema and name.
+    table: tuple[str, str]
+    # The database of the settings, in which it is.
+    database: str
+    # Its moment.
+    target: RestoreTarget
+
+
+@contextlib.contextmanager
+def restored_table(
+    settings: Settings,
+    store: BackupStore,
+    table: str,
+    moment: RestoreMoment,
+    work: Path | None,
+    console: Console,
+) -> Iterator[RestoredTable]:
+    """Restore the cluster into a temporary folder, which is removed when the block ends."""
+    schema, name = table_of(table)
+    # One look at the store for both: what it finds can't expire between.
+    planner = Planner(store)
+    wanted = _target(store, planner, moment, schema, name, console)
+    plan = planner.plan(wanted)
+    cluster.say(console, plan)
+    account = unprivileged_account()
+    folder = Path(tempfile.mkdtemp(prefix="headrace-restore-", dir=work))
+    # PostgreSQL's account has to enter it.
+    folder.chmod(0o711)
+    place = place_of(folder / "cluster", owner(folder, account))
+    programs = cluster.programs_of(settings, plan, place)
+    database = database_of(settings.postgres)
+    try:
+        with cluster.recovered(settings, store, plan, place, console) as server:
+            yield RestoredTable(server, programs, (schema, name), database, wanted)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def run(
     settings: Settings,
     store: BackupStore,
@@ -34,37 +81,29 @@ def run(
     name: str | None,
     work: Path | None,
 ) -> None:
-    """Restore the cluster into a temporary folder, and copy the table out of it."""
+    """Copy the table out of the restored cluster, under a free name."""
     console = Console(stderr=True, soft_wrap=True)
-    schema, former = table_of(table)
-    # One look at the store for both: what it finds can't expire between.
-    planner = Planner(store)
-    wanted = _target(store, planner, moment, schema, former, console)
-    plan = planner.plan(wanted)
-    cluster.say(console, plan)
-    account = unprivileged_account()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-restore-", dir=work))
-    # PostgreSQL's account has to enter it.
-    folder.chmod(0o711)
-    place = place_of(folder / "cluster", owner(folder, account))
-    programs = cluster.programs_of(settings, plan, place)
-    try:
-        with cluster.recovered(settings, store, plan, place, console) as server:
-            console.print(f"copying {schema}.{former}")
-            copied = copy_table(
-                server,
-                programs,
-                database_of(settings.postgres),
-                (schema, former),
-                name or f"{former}_restored",
-                variables(settings.postgres, into),
-            )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with restored_table(settings, store, table, moment, work, console) as found:
+        copy(settings, found, name or f"{found.table[1]}_restored", into, console)
+
+
+def copy(settings: Settings, found: RestoredTable, name: str, into: str, console: Console) -> None:
+    """Copy it under a name that is free."""
+    schema, former = found.table
+    console.print(f"copying {schema}.{former}")
+    copied = copy_table(
+        found.server,
+        found.programs,
+        found.database,
+        found.table,
+        name,
+        variables(settings.postgres, into),
+    )
     for one in copied.left_out:
         print(f"left out: {one}")
     print(
-        f"{copied.schema}.{copied.name} has the {copied.rows} rows of {schema}.{former}, {wanted}"
+        f"{copied.schema}.{copied.name} has the {copied.rows} rows of {schema}.{former}, "
+        f"{found.target}"
     )
 
 
