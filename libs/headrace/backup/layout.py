@@ -9,6 +9,7 @@
     names/{lsn}.zst                                names of relations, for finding dropped ones
     digests/{timeline}{lsn}.zst                    digests of all tables, which drills compare
     drills/{time}-{passed|failed}-{random}.zst     the outcome of a drill
+    standbys/{name}.json                           how far a standby's log is
     status.json                                    how far the log is stored, at which time
 
 A name that doesn't match exactly is nobody's: a file that a killed writer left can't be taken for
@@ -31,6 +32,7 @@ BACKUPS = "backups"
 NAMES = "names"
 DIGESTS = "digests"
 DRILLS = "drills"
+STANDBYS = "standbys"
 _SEGMENT = re.compile(
     r"([0-9A-F]{8})([0-9A-F]{8})([0-9A-F]{8})(?:\.([0-9a-f]{8})-([0-9a-f]{8}))?\.zst"
 )

@@ -1,8 +1,8 @@
 """The objects of a backup store, in a folder or a bucket. Blocking.
 
-Promises that nothing is ever overwritten except `status.json`: an object is created once, and a
-second writer of the same name raises unless it brings the same content. Names the setting in every
-error. Decides nothing about which objects belong together.
+Promises that nothing is ever overwritten except `status.json` and notes: an object is created once,
+and a second writer of the same name raises unless it brings the same content. Names the setting in
+every error. Decides nothing about which objects belong together.
 """
 
 from __future__ import annotations
@@ -227,6 +227,11 @@ class BackupStore:
     def put_status(self, status: StoredUntil) -> None:
         with self._errors(layout.STATUS):
             self._at("").put(layout.STATUS, orjson.dumps(asdict(status)))
+
+    def replace_note(self, folder: str, name: str, data: bytes) -> None:
+        """Store a note that only its writer replaces; nothing depends on it."""
+        with self._errors(f"{folder}/{name}"):
+            self._at(folder).put(name, data)
 
     # Objects in general
 

@@ -20,6 +20,12 @@ BACKUP_FIGURES = (
         "Age of the last moment up to which everything is stored",
         WAL_ARCHIVER,
     ),
+    Figure(
+        "backup_stored_timestamp_seconds",
+        "gauge",
+        "Time of the server up to which everything that was committed is stored",
+        WAL_ARCHIVER,
+    ),
     Figure("backup_holes", "gauge", "Holes in the stored log", WAL_ARCHIVER),
     Figure(
         "backup_age_seconds",

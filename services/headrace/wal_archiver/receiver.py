@@ -227,6 +227,9 @@ class Receiver:
                     self._on_commits(found)
         if messages:
             self._news.set()
+            # `read` doesn't suspend while there is more to read: under constant load nothing would
+            # be stored until two segments are full, and no health request answered.
+            await asyncio.sleep(0)
         due = time.monotonic() - self._told_at > self._settings.bus.status_interval_s
         if wanted or due or self.stored > self._told:
             await self._tell(connection)

@@ -174,4 +174,5 @@ class ServerWatch:
         stats.set("backup_unstored_bytes", max(0, self._insert_lsn - stored))
         if self._claimed is not None:
             behind_us = self._seen_us - self._claimed.time_us
+            stats.set("backup_stored_timestamp_seconds", self._claimed.time_us / 1e6)
             stats.set("backup_lag_seconds", max(0.0, behind_us / 1e6))

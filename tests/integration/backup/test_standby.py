@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,48 @@ async def test_a_standby_from_the_bucket_follows_and_takes_over(machine: TimeMac
         await machine.execute("SELECT pg_switch_wal()")
         await machine.execute("INSERT INTO t SELECT generate_series(6, 5000)")
         await became(lambda: value(server, "SELECT count(*) FROM t") == 5000)
+        await became(lambda: bool(list((machine.store / "standbys").glob("*.json"))))
+        [noted] = json.loads((await machine.run("backup", "status", "--json")).out)["standbys"]
+        assert noted["from"] == "store"
+        assert noted["name"].endswith("-standby")
         await machine.server.kill()
-        assert value(server, "SELECT pg_promote()")
+        await machine.run("standby", "promote", str(folder))
         assert value(server, "INSERT INTO t VALUES (0) RETURNING 1") == 1
         assert value(server, "SELECT count(*) FROM t") == 5001
         assert not (folder / "standby.signal").exists()
+
+
+async def test_a_standby_from_the_primary_takes_over_and_spares_the_old_store(
+    machine: TimeMachine,
+) -> None:
+    await machine.execute("CREATE TABLE t (n int)")
+    await machine.begin()
+    await machine.stored()
+    folder = machine.room / "standby"
+    made = await machine.run("standby", "create", str(folder), "--from", "primary")
+    assert f"headrace standby promote {folder}" in made.out
+    refused = await machine.run("standby", "create", str(folder), "--from", "primary", code=1)
+    assert "is not an empty folder" in refused.err
+    async with standby(folder, machine.server.version) as server:
+        await machine.execute("INSERT INTO t SELECT generate_series(1, 5000)")
+        await became(lambda: value(server, "SELECT count(*) FROM t") == 5000)
+        said = json.loads((await machine.run("backup", "status", "--json")).out)
+        [lag] = said["standbys"]
+        assert lag["from"] == "primary"
+        assert lag["name"].startswith("headrace_standby_")
+        assert lag["lag_s"] < 60
+        await machine.suite.stop("wal-archiver")
+        before = {path: path.read_bytes() for path in machine.store.rglob("*") if path.is_file()}
+        await machine.server.kill()
+        done = await machine.run("standby", "promote", str(folder))
+        assert f"HEADRACE_BACKUP_URL={machine.store.as_uri()}-2" in done.out
+        assert value(server, "INSERT INTO t VALUES (0) RETURNING 1") == 1
+        # Its backups have another name, and the old store refuses it.
+        given = {**server.environment(DATABASE), "PG_DB": DATABASE}
+        refused = await machine.run("backup", "init", code=1, **given)
+        assert "was restored from" in refused.err
+        new = f"{machine.store.as_uri()}-2"
+        await machine.run("backup", "init", code=0, **given, HEADRACE_BACKUP_URL=new)
+        assert {path: path.read_bytes() for path in before} == before
+        again = await machine.run("standby", "promote", str(folder), code=1)
+        assert "is not the folder of a standby" in again.err

@@ -137,10 +137,10 @@ def ls(url: Url = None, as_json: AsJson = False) -> None:
 def status(url: Url = None, as_json: AsJson = False) -> None:
     """Show how far the log is stored, and what is missing."""
 
-    def work(_: Settings, store: BackupStore) -> None:
+    def work(settings: Settings, store: BackupStore) -> None:
         from headrace.cli.backup import look
 
-        look.status(store, as_json=as_json)
+        look.status(settings, store, as_json=as_json)
 
     on_store(url, work)
 

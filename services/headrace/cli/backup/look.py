@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from typing import Any
 
 from rich.table import Table
 
-from headrace.backup import drills, layout
+from headrace.backup import drills, layout, standbys
 from headrace.backup.backups import Backups
 from headrace.backup.dropped import drops
 from headrace.backup.plan import Planner, format_time
 from headrace.backup.segments import holes, ranges, reach
+from headrace.backup.standbys import StandbyLag
 from headrace.backup.store import BackupStore
 from headrace.cli.terminal import Console
 from headrace.lsn import format_lsn
+from headrace.settings import Settings
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -67,7 +71,7 @@ def ls(store: BackupStore, *, as_json: bool) -> None:
     Console().print(table)
 
 
-def status(store: BackupStore, *, as_json: bool) -> None:
+def status(settings: Settings, store: BackupStore, *, as_json: bool) -> None:
     """How far the log is stored, what is missing, and what the store takes."""
     planner = Planner(store)
     found = ranges(planner.pieces)
@@ -85,6 +89,7 @@ def status(store: BackupStore, *, as_json: bool) -> None:
             for one in missing
         ],
         "unfinished_backups": sorted(Backups(store).unfinished()),
+        "standbys": [_standby(one) for one in _standbys(settings, store)],
         "last_drill": _last_drill(store),
         "stored_bytes": sum(size for _, size in store.tree("")),
     }
@@ -94,6 +99,27 @@ def status(store: BackupStore, *, as_json: bool) -> None:
     console = Console()
     for name, value in body.items():
         console.print(f"{name.replace('_', ' '):<20} {value}")
+
+
+def _standbys(settings: Settings, store: BackupStore) -> list[StandbyLag]:
+    found = list(standbys.fed(store))
+    # After the loss of a primary nobody waits for it, if it isn't named.
+    if settings.postgres.host is not None or "PGHOST" in os.environ:
+        found += asyncio.run(standbys.streaming(settings.postgres))
+    return found
+
+
+def _standby(one: StandbyLag) -> dict[str, Any]:
+    lsn = None
+    if one.lsn is not None:
+        lsn = format_lsn(one.lsn)
+    return {
+        "name": one.name,
+        "from": one.source,
+        "lsn": lsn,
+        "lag_s": one.lag_s,
+        "noted": format_time(one.noted_us),
+    }
 
 
 def _last_drill(store: BackupStore) -> str | None:

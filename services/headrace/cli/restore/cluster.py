@@ -88,7 +88,8 @@ def recovered(
         server.discard()
 
 
-def _check_room(plan: RestorePlan, place: RestorePlace) -> None:
+def require_reachable(place: RestorePlace) -> Path:
+    """The folder in which the restored one will be; raises if PostgreSQL's account can't enter."""
     parent = next(path for path in place.folder.parents if path.exists())
     closed = [
         path
@@ -100,6 +101,11 @@ def _check_room(plan: RestorePlan, place: RestorePlace) -> None:
             f"PostgreSQL can't run as root, and its account can't enter {closed[0]}",
             remedy="Name a folder whose parents every user can enter, or run as an ordinary user.",
         )
+    return parent
+
+
+def _check_room(plan: RestorePlan, place: RestorePlace) -> None:
+    parent = require_reachable(place)
     free = shutil.disk_usage(parent).free
     if free < plan.room_bytes:
         raise RestoreError(

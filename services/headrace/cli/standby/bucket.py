@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
 
+from headrace.backup import standbys
 from headrace.backup.errors import BackupError
 from headrace.backup.plan import Planner, RestoreTarget, TargetKind, format_time
 from headrace.backup.restore import (
@@ -32,6 +34,32 @@ from headrace.settings import Settings
 
 NOTE = "standby.json"
 FEED_S = 0.2
+NOTE_S = 5.0
+
+
+class _Notes:
+    """Tells the store how far a standby's log is, for `headrace backup status`."""
+
+    def __init__(self, store: BackupStore, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._noted_at = -NOTE_S
+        self._refused = False
+
+    async def keep(self, end: int) -> None:
+        """Note it now and then; a store that this machine may only read is enough to feed it."""
+        if self._refused or time.monotonic() - self._noted_at < NOTE_S:
+            return
+        self._noted_at = time.monotonic()
+        status = await asyncio.to_thread(self._store.status)
+        complete_us = None
+        if status is not None:
+            complete_us = status.time_us
+        try:
+            await asyncio.to_thread(standbys.note, self._store, self._name, end, complete_us)
+        except BackupError as error:
+            self._refused = True
+            print(f"its lag is not shown in `headrace backup status`: {error}", flush=True)
 
 
 def create(settings: Settings, store: BackupStore, folder: Path) -> None:
@@ -63,8 +91,7 @@ def create(settings: Settings, store: BackupStore, folder: Path) -> None:
     print(f"created a standby in {folder}, from backup {plan.backup.label}")
     print(f"feed it with:     headrace standby feed {folder}")
     print(f"start it with:    {programs / 'pg_ctl'} -D {folder} start")
-    print(f"promote it with:  {programs / 'pg_ctl'} -D {folder} promote")
-    print("before its wal-archiver starts, give it another HEADRACE_BACKUP_URL")
+    print(f"promote it with:  headrace standby promote {folder}")
 
 
 async def feed(store: BackupStore, folder: Path) -> None:
@@ -78,6 +105,8 @@ async def feed(store: BackupStore, folder: Path) -> None:
         )
     spool = Spool(store, place.spool, place.account)
     start = json.loads(note.read_text())["start"]
+    name = f"{socket.gethostname()}-{place.folder.name}"
+    notes = _Notes(store, name)
     shown_end = 0
     shown_at = time.monotonic()
     # PostgreSQL removes this file when it is promoted.
@@ -89,5 +118,6 @@ async def feed(store: BackupStore, folder: Path) -> None:
             status = await asyncio.to_thread(store.status)
             moment = format_time(status.time_us) if status is not None else "an unknown time"
             print(f"log up to {format_lsn(end)}, complete up to {moment}", flush=True)
+        await notes.keep(end)
         await asyncio.sleep(FEED_S)
     print("the standby was promoted")

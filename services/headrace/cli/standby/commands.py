@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="standby",
-    help="A standby that needs only the backup store, not the primary.",
+    help="Standbys, from the backup store or from the primary, and their promotion.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -24,14 +25,34 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Argument(help="The standby's data directory.")]
 
 
+class StandbySource(StrEnum):
+    """Where a standby gets its files and its log."""
+
+    STORE = "store"
+    PRIMARY = "primary"
+
+
+Source = Annotated[
+    StandbySource,
+    typer.Option(
+        "--from",
+        help="store: the newest backup, then `standby feed`. primary: a copy that streams, with a "
+        "slot.",
+    ),
+]
+
+
 @app.command("create")
-def create(folder: Folder, url: Url = None) -> None:
-    """Restore the newest backup into a new folder as a standby, and say how to start it."""
+def create(folder: Folder, url: Url = None, source: Source = StandbySource.STORE) -> None:
+    """Make a standby in a new folder, and say how to start it."""
 
     def work(settings: Settings, store: BackupStore) -> None:
-        from headrace.cli.standby import bucket
+        from headrace.cli.standby import bucket, primary
 
-        bucket.create(settings, store, folder)
+        if source is StandbySource.PRIMARY:
+            primary.create(settings, store, folder)
+        else:
+            bucket.create(settings, store, folder)
 
     on_store(url, work)
 
@@ -44,5 +65,17 @@ def feed(folder: Folder, url: Url = None) -> None:
         from headrace.cli.standby import bucket
 
         outcome.finish(lambda: bucket.feed(store, folder))
+
+    on_store(url, work)
+
+
+@app.command("promote")
+def promote(folder: Folder, url: Url = None) -> None:
+    """Make a running standby a primary, and say where its own backups go."""
+
+    def work(settings: Settings, store: BackupStore) -> None:
+        from headrace.cli.standby import promote as command
+
+        command.promote(settings, store, folder)
 
     on_store(url, work)
