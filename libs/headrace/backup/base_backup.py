@@ -201,7 +201,7 @@ def _require_parent(backups: Backups, parent: BackupRecord, made: BackupRecord) 
     if parent.label not in {record.label for record in backups.all()}:
         backups.remove(made.label)
         raise BackupError(
-            f"the backup {parent.label} has expired while another one was made that follows it",
+            f"the backup {parent.label} expired during the backup that follows it",
             remedy="Take a full backup: without --incremental.",
         )
 

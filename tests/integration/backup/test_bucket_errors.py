@@ -23,7 +23,7 @@ SLOW_S = 60.0
 
 @dataclass
 class Bucket:
-    """A bucket's server that answers as it is told, and remembers what was put."""
+    """A bucket's server that answers in its mode, and remembers what was put."""
 
     mode: str
     endpoint: str = ""

@@ -26,7 +26,7 @@ Folder = Annotated[Path, typer.Argument(help="The standby's data directory.")]
 
 
 class StandbySource(StrEnum):
-    """Where a standby gets its files and its log."""
+    """The source of a standby's files and log."""
 
     STORE = "store"
     PRIMARY = "primary"

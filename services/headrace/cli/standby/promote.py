@@ -22,7 +22,7 @@ def promote(settings: Settings, store: BackupStore, folder: Path) -> None:
     if not version.exists() or not (folder / "standby.signal").exists():
         raise BackupError(
             f"{folder} is not the folder of a standby",
-            remedy="Name the data directory of one; a promoted one is a standby no more.",
+            remedy="Name the data directory of one; a promoted one is no longer a standby.",
         )
     account = owner(folder, unprivileged_account())
     place = place_of(folder, account)
@@ -43,12 +43,12 @@ def promote(settings: Settings, store: BackupStore, folder: Path) -> None:
     )
     timeline = _timeline(folder)
     print(f"promoted {folder}: it is a primary on timeline {timeline}")
-    print("its backups go to a store of its own, and the former one stays as it is:")
+    print("its backups need another store, and the former one stays as it is:")
     print(f"  export HEADRACE_BACKUP_URL={store.url}-{timeline}")
     print("  headrace backup init")
 
 
 def _timeline(folder: Path) -> int:
-    """The newest timeline, which the promotion has begun."""
+    """The newest timeline, which starts with the promotion."""
     found = (_HISTORY.fullmatch(path.name) for path in (folder / "pg_wal").iterdir())
     return max((int(match[1], 16) for match in found if match), default=1)
