@@ -1,0 +1,96 @@
+// A line over time. The newest value is also text: a screen reader has no use for a canvas.
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { dark } from "../state/theme";
+import { Card } from "./layout";
+
+export interface Series {
+  readonly name: string;
+  readonly values: readonly (number | null)[];
+}
+
+interface ChartProps {
+  readonly title: string;
+  readonly at: readonly number[];
+  readonly series: readonly Series[];
+  readonly text: (value: number | null) => string;
+}
+
+const HEIGHT = 152;
+const COLOURS = ["--accent", "--line-strong"] as const;
+
+function colour(name: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function options({ series, text }: ChartProps, width: number): uPlot.Options {
+  const axis = {
+    stroke: colour("--dim"),
+    font: "12px system-ui, sans-serif",
+    grid: { stroke: colour("--line"), width: 1 },
+    ticks: { show: false },
+  };
+  return {
+    width,
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
+    padding: [8, 0, 0, 0],
+    tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
+    scales: { y: { range: (_plot, _low, high) => [0, Math.max(high * 1.1, 1e-6)] } },
+    axes: [
+      { ...axis, size: 26, space: 90, grid: { show: false }, values: (_plot, ticks) => ticks.map(clock) },
+      { ...axis, size: 64, space: 44, values: (_plot, ticks) => ticks.map(text) },
+    ],
+    series: [
+      {},
+      ...series.map(({ name }, at) => ({
+        label: name,
+        stroke: colour(COLOURS[at] ?? "--accent"),
+        width: 1.5,
+        ...(at === 0 ? { fill: colour("--accent-soft") } : {}),
+        points: { show: series[at]?.values.length === 1 },
+      })),
+    ],
+  };
+}
+
+function clock(at: number): string {
+  return new Date(at * 1000).toISOString().slice(11, 16);
+}
+
+export function Chart(props: ChartProps) {
+  const { title, at, series, text } = props;
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const newest = useRef(props);
+  newest.current = props;
+  const isDark = dark.value;
+  const data = [at, ...series.map(({ values }) => values)] as unknown as uPlot.AlignedData;
+  useEffect(() => {
+    const element = place.current;
+    if (!element) return undefined;
+    const made = new uPlot(options(newest.current, element.clientWidth || 300), data, element);
+    plot.current = made;
+    const watch = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height: HEIGHT }));
+    watch.observe(element);
+    return () => {
+      watch.disconnect();
+      made.destroy();
+    };
+  }, [isDark, series.length]);
+  useEffect(() => {
+    plot.current?.setData(data);
+  }, [at.at(-1), at.length]);
+  const legend = series.map(({ name, values }, index) => (
+    <span key={name}>
+      <i class={index === 0 ? "series-a" : "series-b"} aria-hidden="true" />
+      {name} <b>{text(values.at(-1) ?? null)}</b>
+    </span>
+  ));
+  return (
+    <Card title={title} note={<div class="legend">{legend}</div>}>
+      <div class="chart" ref={place} role="img" aria-label={`${title}, the last 15 minutes`} />
+    </Card>
+  );
+}
