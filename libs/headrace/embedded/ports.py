@@ -47,6 +47,7 @@ class _Block:
         if self._owner != os.getpid():
             self._reserve()
             self._owner = os.getpid()
+        # In turn: a port that was just given away is not bound yet, and would look free.
         port = self._ports[self._next % len(self._ports)]
         self._next += 1
         return port
@@ -66,6 +67,7 @@ class _Block:
         folder = Path(tempfile.gettempdir()) / f"headrace-ports-{os.getuid()}"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
+            # Never inherited by a child: it would keep the block after this process.
             lock = os.open(folder / str(start), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError:
             return []

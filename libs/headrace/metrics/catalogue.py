@@ -11,11 +11,9 @@ from headrace.metrics.figure import (
     ARCHIVER,
     AUDIT,
     BYTES,
-    LONG_SECONDS,
     MIRROR,
     PUBLISHER,
     READER,
-    RESPONDER,
     SCHEMAS,
     SECONDS,
     TELEMETRY,
@@ -24,6 +22,7 @@ from headrace.metrics.figure import (
 )
 from headrace.metrics.lake_figures import LAKE_FIGURES
 from headrace.metrics.sink_figures import SINK_FIGURES
+from headrace.metrics.snapshot_figures import SNAPSHOT_FIGURES
 from headrace.metrics.sql_figures import SQL_FIGURES
 
 _PROCESS = (
@@ -165,50 +164,6 @@ _PUBLISHER = (
         ("mode",),
     ),
     Figure("paused", "gauge", "1 while publishing is paused by headrace pause", PUBLISHER),
-)
-_RESPONDER = (
-    Figure("snapshots_requested", "counter", "Snapshot requests accepted", RESPONDER),
-    Figure("snapshots_completed", "counter", "Snapshots completed", RESPONDER),
-    Figure("snapshots_failed", "counter", "Snapshots that failed", RESPONDER),
-    Figure("snapshots_running", "gauge", "Snapshots running", RESPONDER),
-    Figure(
-        "snapshot_requests_held",
-        "gauge",
-        "Requests waiting for their snapshot to finish",
-        RESPONDER,
-    ),
-    Figure("snapshot_rows", "counter", "Rows in completed snapshots", RESPONDER),
-    Figure(
-        "snapshot_seconds",
-        "histogram",
-        "Duration of completed snapshots",
-        RESPONDER,
-        bounds=LONG_SECONDS,
-    ),
-    Figure(
-        "snapshot_progress_rows",
-        "gauge",
-        "Rows copied so far by a running snapshot",
-        RESPONDER,
-        ("table",),
-    ),
-    Figure(
-        "snapshot_estimated_rows",
-        "gauge",
-        "Estimated total rows of a running snapshot",
-        RESPONDER,
-        ("table",),
-    ),
-    Figure(
-        "spark_state",
-        "gauge",
-        "1 for the state of Spark: stopped, starting, running",
-        RESPONDER,
-        ("state",),
-    ),
-    Figure(
-        "spark_losses", "counter", "Times that Spark's driver was lost during a snapshot", RESPONDER
-    ),
 )
 _SCHEMAS = (
     Figure("schemas_published", "counter", "Table schemas written to the KV bucket", SCHEMAS),
@@ -466,7 +421,7 @@ FIGURES = (
     *_PROCESS,
     *_READER,
     *_PUBLISHER,
-    *_RESPONDER,
+    *SNAPSHOT_FIGURES,
     *_SCHEMAS,
     *_ARCHIVER,
     *LAKE_FIGURES,

@@ -26,6 +26,7 @@ from headrace.settings.choices import (
     OtlpProtocol,
     Poison,
     Retention,
+    SnapshotSpark,
     SnapshotValues,
 )
 from headrace.settings.connections import NatsSettings, PostgresSettings
@@ -67,6 +68,7 @@ __all__ = [
     "Settings",
     "SinkSettings",
     "SnapshotSettings",
+    "SnapshotSpark",
     "SnapshotValues",
     "SourceSettings",
     "SqlSettings",

@@ -19,6 +19,14 @@ class SnapshotValues(StrEnum):
     TEXT = "text"
 
 
+class SnapshotSpark(StrEnum):
+    """Which snapshots run in Spark, and when it starts."""
+
+    ALWAYS = "always"
+    AUTO = "auto"
+    LARGE = "large"
+
+
 class DeliveryMode(StrEnum):
     """The contents of one JetStream message, or of one atomic group."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.settings.choices import SnapshotValues
+from headrace.settings.choices import SnapshotSpark, SnapshotValues
 from headrace.settings.declaration import MIB, setting
 
 
@@ -31,6 +31,16 @@ class SnapshotSettings:
         "Heap of the local Spark's JVM in MiB. Rows don't pass through the JVM, so large tables "
         "don't need more.",
         least=512,
+    )
+    spark: SnapshotSpark = setting(
+        "HEADRACE_SNAPSHOT_SPARK",
+        SnapshotSpark.AUTO,
+        "Which snapshots run in Spark. With `auto`, a table of at most "
+        "`HEADRACE_SNAPSHOT_RANGE_BYTES` doesn't wait for a local Spark that is not running: a "
+        "Python process copies it in the same way, and Spark starts afterwards, for the next ones. "
+        "`large` doesn't start Spark afterwards, which saves its memory where all tables are "
+        "small. With `always`, every snapshot waits for Spark. With `SPARK_REMOTE`, every "
+        "snapshot runs there.",
     )
     spark_start_timeout_s: float = setting(
         "HEADRACE_SPARK_START_TIMEOUT_S",

@@ -8,23 +8,21 @@ through here: tasks return what they did.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from headrace import log as logs
 from headrace.embedded.java import java_for_spark
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, SnapshotSettings, load
-from headrace.spark import driver_protocol
+from headrace.spark.driver_jobs import claim_stdout, serve
 from headrace.spark.driver_protocol import SparkWork
-from headrace.spark.progress import watched
+from headrace.spark.progress import Tell, watched
 
 log = logs.logger("spark-driver")
 
@@ -43,7 +41,7 @@ def main() -> int:
     logs.configure(
         "spark-driver", level=settings.process.log_level, form=settings.process.log_format
     )
-    answers = _claim_stdout()
+    answers = claim_stdout()
     with tempfile.TemporaryDirectory(prefix="headrace-spark-") as folder:
         try:
             spark = _session(settings, Path(folder))
@@ -52,29 +50,9 @@ def main() -> int:
             answers.send({"op": "unusable", "error": describe(error)})
             return 1
         answers.send({"op": "ready", "version": spark.version})
-        Driver(spark, answers).serve(sys.stdin.buffer)
+        serve(SparkJobs(spark), answers, sys.stdin.buffer)
         _stop(spark)
     return 0
-
-
-class Answers:
-    """Sends frames to the service, from any thread."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._lock = threading.Lock()
-
-    def send(self, message: driver_protocol.Message) -> None:
-        with self._lock:
-            self._stream.write(driver_protocol.pack(message))
-            self._stream.flush()
-
-
-def _claim_stdout() -> Answers:
-    """Keep standard output for frames: output of the JVM or a library goes to standard error."""
-    stream = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return Answers(stream)
 
 
 def _session(settings: Settings, folder: Path) -> Any:
@@ -148,52 +126,29 @@ def _stop(spark: Any) -> None:
         log.debug("spark_stop_failed", reason=type(error).__name__)
 
 
-class Driver:
-    """Runs each job in a thread, so that several share the session."""
+class SparkJobs:
+    """Runs jobs in the session."""
 
-    def __init__(self, spark: Any, answers: Answers) -> None:
+    def __init__(self, spark: Any) -> None:
         self._spark = spark
-        self._answers = answers
 
-    def serve(self, requests: BinaryIO) -> None:
-        """Until the service closes the pipe, or is gone."""
-        for message in _frames(requests):
-            if message["op"] == "run":
-                # A daemon, so that a job that hangs does not keep the process when its input has
-                # ended.
-                work = threading.Thread(
-                    target=self._run,
-                    args=(message["job"], _work(message)),
-                    name=message["job"],
-                    daemon=True,
-                )
-                work.start()
-            elif message["op"] == "cancel":
-                self._spark.interruptTag(message["job"])
+    def cancel(self, job: str) -> None:
+        self._spark.interruptTag(job)
 
-    def _run(self, job: str, work: SparkWork) -> None:
-        try:
-            results = self._results(job, work)
-            self._answers.send({"op": "done", "job": job, "results": results})
-        except Exception as error:  # noqa: BLE001
-            # The service judges any failure of a job.
-            self._exit_without_jvm(error)
-            lasting = isinstance(error, SparkError)
-            answer = {"op": "failed", "job": job, "error": describe(error), "lasting": lasting}
-            self._answers.send(answer)
+    def failure(self, error: Exception) -> tuple[str, bool]:
+        """The error for people, and whether another attempt would fail too.
 
-    def _exit_without_jvm(self, error: Exception) -> None:
-        """A session whose JVM is gone never recovers; the service starts another and runs its
-        jobs again.
+        A session whose JVM is gone never recovers: the process ends, and the service starts another
+        one and runs its jobs again.
         """
         # any failure of so simple a query means that no JVM answers
         with contextlib.suppress(Exception):
             self._spark.conf.get("spark.app.name")
-            return
+            return describe(error), isinstance(error, SparkError)
         log.error("jvm_lost", reason=type(error).__name__)
         os._exit(EXIT_JVM_LOST)
 
-    def _results(self, job: str, work: SparkWork) -> list[bytes]:
+    def run(self, job: str, work: SparkWork, tell: Tell) -> list[bytes]:
         spark = self._spark
         spark.addTag(job)
         remote = bool(os.environ.get("SPARK_REMOTE"))
@@ -201,7 +156,7 @@ class Driver:
             # A pool for each: in a shared pool a job would wait for all tasks of the one before.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", work.pool)
         numbers = spark.range(0, work.tasks, 1, work.tasks)
-        with watched(spark, job, functools.partial(self._tell, job), remote=remote):
+        with watched(spark, job, tell, remote=remote):
             # One partition for each task, so that Spark repeats a failed one without the others.
             mapper = _mapper(work.function, work.plan)
             rows = numbers.mapInArrow(mapper, _TASK_SCHEMA).collect()
@@ -211,13 +166,6 @@ class Driver:
             if row["error"]:
                 raise SparkError(row["error"])
         return [bytes(row["result"]) for row in sorted(rows, key=lambda row: row["task"])]
-
-    def _tell(self, job: str, done: int, tasks: int) -> None:
-        self._answers.send({"op": "progress", "job": job, "done": done, "tasks": tasks})
-
-
-def _work(message: driver_protocol.Message) -> SparkWork:
-    return SparkWork(message["function"], message["plan"], message["tasks"], message["pool"])
 
 
 def _mapper(function: str, plan: bytes) -> Callable[[Iterator[Any]], Iterator[Any]]:
@@ -246,16 +194,6 @@ def describe(error: BaseException) -> str:
     else:
         line = (text.strip().splitlines() or [type(error).__name__])[0]
     return f"Spark: {line}"[:ERROR_CHARS_MAX]
-
-
-def _frames(stream: BinaryIO) -> Iterator[driver_protocol.Message]:
-    while len(head := stream.read(driver_protocol.LENGTH.size)) == driver_protocol.LENGTH.size:
-        (length,) = driver_protocol.LENGTH.unpack(head)
-        body = stream.read(length)
-        # The service ended in the middle of a message.
-        if len(body) < length:
-            return
-        yield driver_protocol.unpack(body)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A service's end of the driver process: started at the first job, stopped when idle, replaced when
+"""A service's end of a driver process: started at the first job, stopped when idle, replaced when
 lost.
 
 Promises that the child, its JVM and its workers end with the service, however it ends, and that a
@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace import log as logs
 from headrace.embedded.process import tied
@@ -54,8 +54,10 @@ class DriverLostError(HeadraceError):
 
 @dataclass(slots=True)
 class _Child:
+    # In the log.
+    name: str
     process: asyncio.subprocess.Process
-    # Spark's version once it takes jobs; an exception if it can't be used, or died first.
+    # The driver's version once it takes jobs; an exception if it can't be used, or died first.
     ready: asyncio.Future[str]
     jobs: dict[str, asyncio.Future[list[bytes]]] = field(default_factory=dict)
     told: dict[str, Tell] = field(default_factory=dict)
@@ -69,10 +71,14 @@ class _Child:
         )
 
 
-class SparkDriver:
-    """The only driver process of a service."""
+class DriverProcess:
+    """A child that runs jobs, which a subclass names; the only one of its kind in a service."""
 
-    def __init__(self, settings: Settings) -> None:
+    name: ClassVar[str]
+
+    def __init__(self, settings: Settings, *program: str) -> None:
+        # The module for `python -m`, and its arguments.
+        self._program = program
         self._settings = settings.snapshot
         self._child: _Child | None = None
         # Several jobs may ask for the driver at the same moment: only one of them starts it.
@@ -155,7 +161,7 @@ class SparkDriver:
         return child
 
     async def _start(self) -> _Child:
-        driver = [sys.executable, "-m", "headrace.spark.driver"]
+        driver = [sys.executable, "-m", *self._program]
         process = await asyncio.create_subprocess_exec(
             # The parent's death kills the driver; its JVM and the workers end when their pipes do.
             *tied(driver, signal.SIGKILL),
@@ -166,14 +172,14 @@ class SparkDriver:
             # The JVM and its Python workers join the session, so that one signal ends all of them.
             start_new_session=True,
         )
-        child = _Child(process, asyncio.get_running_loop().create_future())
+        child = _Child(self.name, process, asyncio.get_running_loop().create_future())
         # An error that nobody waits for any more is no fault.
         child.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         child.readers = [
             asyncio.create_task(self._follow(child), name="spark-driver-answers"),
             asyncio.create_task(_relay(child), name="spark-driver-log"),
         ]
-        log.info("spark_starting", pid=process.pid)
+        log.info("driver_starting", driver=self.name, pid=process.pid)
         return child
 
     async def _send(self, child: _Child, message: driver_protocol.Message) -> None:
@@ -182,7 +188,7 @@ class SparkDriver:
             child.process.stdin.write(driver_protocol.pack(message))
             await child.process.stdin.drain()
         except (OSError, RuntimeError) as error:
-            raise DriverLostError("the Spark driver is gone") from error
+            raise DriverLostError("the driver is gone") from error
 
     async def _follow(self, child: _Child) -> None:
         """Process the child's answers until its end, then wake everyone who waits."""
@@ -191,8 +197,8 @@ class SparkDriver:
         # Its JVM may have died under it: the rest of the session is killed too.
         _kill_session(child.process)
         code = await child.process.wait()
-        log.info("spark_stopped", exit_code=code)
-        lost = DriverLostError(f"the Spark driver ended with exit code {code}")
+        log.info("driver_stopped", driver=self.name, exit_code=code)
+        lost = DriverLostError(f"the driver ended with exit code {code}")
         waited_for: list[asyncio.Future[Any]] = [child.ready, *child.jobs.values()]
         for future in waited_for:
             if not future.done():
@@ -210,7 +216,7 @@ class SparkDriver:
     def _on_idle(self, child: _Child) -> None:
         if child.jobs or child is not self._child or not child.usable:
             return
-        log.info("spark_idle", idle_s=self._settings.spark_idle_s)
+        log.info("driver_idle", driver=self.name, idle_s=self._settings.spark_idle_s)
         self._child = None
         task = asyncio.create_task(self._retire(child), name="spark-driver-retires")
         self._retirements.add(task)
@@ -235,10 +241,36 @@ class SparkDriver:
         await asyncio.wait(child.readers, timeout=STOP_TIMEOUT_S)
 
 
+class SparkDriver(DriverProcess):
+    """Spark: a session in its own JVM, or the connection to `SPARK_REMOTE`."""
+
+    name = "spark"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, "headrace.spark.driver")
+
+
+class LocalDriver(DriverProcess):
+    """A Python process that runs tasks one after the other, without Spark, for jobs that end before
+    a JVM would have started.
+    """
+
+    name = "local_copy"
+
+    def __init__(self, settings: Settings, module: str) -> None:
+        # The module of the tasks' function is imported while the driver starts.
+        super().__init__(settings, "headrace.spark.local_driver", module)
+
+
 def _deliver(child: _Child, message: driver_protocol.Message) -> None:
     match message["op"]:
         case "ready":
-            log.info("spark_ready", version=message["version"], pid=child.process.pid)
+            log.info(
+                "driver_ready",
+                driver=child.name,
+                version=message["version"],
+                pid=child.process.pid,
+            )
             child.ready.set_result(message["version"])
         case "unusable":
             child.ready.set_exception(SparkUnusableError(message["error"]))
@@ -278,7 +310,7 @@ async def _relay(child: _Child) -> None:
             continue
         if not line:
             return
-        log.debug("spark", line=line.decode(errors="replace").rstrip())
+        log.debug("driver_output", driver=child.name, line=line.decode(errors="replace").rstrip())
 
 
 def _kill_session(process: asyncio.subprocess.Process) -> None:

@@ -7,11 +7,12 @@ that raises.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from headrace.errors import HeadraceError
 
 
-def run_task(function: str, plan: bytes, task: int) -> dict[str, object]:
+def run_task(function: str, plan: bytes, task: int) -> dict[str, Any]:
     """A row of `headrace.spark.driver`'s schema."""
     module, _, name = function.partition(":")
     try:

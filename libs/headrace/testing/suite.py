@@ -42,7 +42,13 @@ class Suite:
             for key, value in os.environ.items()
             if not key.startswith(("PG", "HEADRACE_", "NATS"))
         }
-        self._environment = {**inherited, "HEADRACE_HTTP_PORT": "0", **environment}
+        self._environment = {
+            **inherited,
+            "HEADRACE_HTTP_PORT": "0",
+            # A JVM that starts in the background takes the processors from the tests.
+            "HEADRACE_SNAPSHOT_SPARK": "large",
+            **environment,
+        }
         self._folder = folder
         self._services = tuple(services)
         self._arguments = tuple(arguments)

@@ -41,11 +41,11 @@ from headrace.settings import Settings
 from headrace.snapshot_responder import answering
 from headrace.snapshot_responder.answering import RequestAnswers, token_of
 from headrace.snapshot_responder.chunk_permits import Throttle
+from headrace.snapshot_responder.drivers import Drivers
 from headrace.snapshot_responder.other_suites import Neighbours
 from headrace.snapshot_responder.request_pairing import Answer
 from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.spark.driver_process import SparkDriver
 from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, SnapshotRequest, parse_request
 from headrace.spark.source import TableRefusedError, find_table
 from headrace.timing.backoff import Backoff
@@ -83,8 +83,12 @@ class Running:
     snapshot: Snapshot | None = None
 
     @property
+    def without_spark(self) -> bool:
+        return self.snapshot is not None and self.snapshot.is_local
+
+    @property
     def joinable(self) -> bool:
-        """Whether a new request would still see its end: that may be read before we know that it is
+        """Whether a new request would see its end, which may be read before we know that it is
         stored.
         """
         return not (
@@ -98,12 +102,12 @@ def new_snapshot_id() -> str:
 
 class SnapshotRequests:
     def __init__(
-        self, scope: Scope, settings: Settings, client: Client, driver: SparkDriver, state: KeyValue
+        self, scope: Scope, settings: Settings, client: Client, drivers: Drivers, state: KeyValue
     ) -> None:
         self._scope = scope
         self._settings = settings
         self._client = client
-        self._driver = driver
+        self._drivers = drivers
         self._state = state
         self._results = Results(client, settings)
         self._neighbours = Neighbours(client, settings)
@@ -152,7 +156,7 @@ class SnapshotRequests:
                 for token, snapshot in copied.items()
             },
         )
-        stats.set_series("spark_state", one_of(SPARK_STATES, self._driver.state))
+        stats.set_series("spark_state", one_of(SPARK_STATES, self._drivers.spark.state))
         stats.set("spark_losses", logs.told.get("warning spark_lost", 0))
 
     async def take(self, message: Msg) -> None:
@@ -385,6 +389,7 @@ class SnapshotRequests:
                 rows = await self._copy(running)
             stats.observe("snapshot_seconds", time.monotonic() - began)
             stats.count("snapshots_completed")
+            stats.count("snapshots_without_spark", int(running.without_spark))
             stats.count("snapshot_rows", rows)
         except (HeadraceError, NatsError, TimeoutError) as error:
             await self._give_up(running, error)
@@ -417,7 +422,7 @@ class SnapshotRequests:
             snapshot = Snapshot(
                 self._settings,
                 self._client,
-                self._driver,
+                self._drivers,
                 running.request,
                 running.snapshot_id,
                 self._throttle,

@@ -22,8 +22,8 @@ from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
+from headrace.snapshot_responder.drivers import Drivers
 from headrace.snapshot_responder.requests import SnapshotRequests
-from headrace.spark.driver_process import SparkDriver
 from headrace.timing.backoff import Backoff
 
 log = logs.logger("snapshot-responder")
@@ -48,8 +48,8 @@ async def run(scope: Scope, settings: Settings) -> None:
 async def _work(
     scope: Scope, settings: Settings, client: Client, state: KeyValue, _session: str
 ) -> None:
-    driver = SparkDriver(settings)
-    desk = SnapshotRequests(scope, settings, client, driver, state)
+    drivers = Drivers.of(settings)
+    desk = SnapshotRequests(scope, settings, client, drivers, state)
     scope.refreshers.append(desk.refresh)
     holding = scope.spawn("requests-kept", desk.keep())
     try:
@@ -60,8 +60,8 @@ async def _work(
         # Before the driver ends: a snapshot that loses it would start another one.
         with scope.waiting_for("unfinished snapshots to be returned"):
             await desk.close()
-        with scope.waiting_for("Spark's driver to end"):
-            await driver.close()
+        with scope.waiting_for("the drivers to end"):
+            await drivers.close()
         # Only now: a request that is not returned yet must not be redelivered meanwhile.
         holding.cancel()
 

@@ -30,22 +30,26 @@ from headrace.process.failpoint import failpoint
 from headrace.settings import Compat, Settings
 from headrace.snapshot_responder.chunk_permits import ChunkPermits, Throttle
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
+from headrace.snapshot_responder.drivers import TASK, Drivers
 from headrace.snapshot_responder.numbering import ChunkNumbers
 from headrace.snapshot_responder.results import RETRY_S, Results
 from headrace.snapshot_responder.task_result import TaskResult
-from headrace.spark.driver_process import DriverLostError, SparkDriver
+from headrace.spark.driver_process import (
+    DriverLostError,
+    DriverProcess,
+    SparkJobError,
+    SparkTaskError,
+)
 from headrace.spark.driver_protocol import SparkWork
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import cut_ranges, deal
 from headrace.spark.request import SnapshotRequest
-from headrace.spark.source import ChangedMeanwhileError, HeldSnapshot, describe_table, held_snapshot
+from headrace.spark.source import HeldSnapshot, held_snapshot
 from headrace.spark.table_plan import PAGE_BYTES
 
 log = logs.logger("snapshot-responder")
 
 META_TIMEOUT_S = 5.0
-# What Spark's workers run.
-TASK = "headrace.snapshot_responder.task:run_task"
 # The keys that the PG→NATS bridge documents, in its order.
 _BRIDGE_META = ("snapshot_id", "lsn", "timestamp", "batch_count", "row_count", "table")
 
@@ -64,24 +68,31 @@ class Snapshot:
 
     settings: Settings
     client: Client
-    driver: SparkDriver
+    drivers: Drivers
     request: SnapshotRequest
     snapshot_id: str
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
     # Outlives the driver: a plan that is run again gets the same numbers for the same rows.
     numbers: ChunkNumbers = field(default_factory=ChunkNumbers)
     rows_estimated: int = 0
-    # As reported by Spark.
+    # As reported by the driver.
     tasks: int = 0
     tasks_done: int = 0
+    # The process that runs its tasks; None before it is chosen.
+    driver: DriverProcess | None = None
     # Whether its meta message may have been sent already.
     ending: bool = False
     _began: float = field(default_factory=time.monotonic)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs without Spark."""
+        return self.driver is self.drivers.local
+
     async def run(self) -> int:
         """Copy the table; returns the number of its rows."""
         async with self._progress():
-            await self._spark()
+            self.driver = await self.drivers.started(self.request)
             async with held_snapshot(self.settings, self.request) as held:
                 self.rows_estimated = held.rows_estimated
                 plan = self._plan(held)
@@ -96,19 +107,6 @@ class Snapshot:
         await _wholly(self._publish_meta(held))
         failpoint("responder.after_meta")
         return self.numbers.rows
-
-    async def _spark(self) -> None:
-        """Start Spark before anything is held: an ALTER, and everything behind it, would wait for a
-        JVM to start.
-        """
-        if self.driver.state == "running":
-            return
-        # If the cause lasts, the copy meets it again, and deals with it.
-        with contextlib.suppress(ChangedMeanwhileError, DriverLostError):
-            there = await describe_table(self.settings, self.request)
-            # An empty table needs no Spark.
-            if any(storage.pages for storage in there.storages):
-                await self.driver.started()
 
     def _plan(self, held: HeldSnapshot) -> SnapshotPlan:
         settings = self.settings
@@ -149,16 +147,19 @@ class Snapshot:
             office.close()
 
     async def _copy(self, plan: SnapshotPlan) -> None:
-        """Run the plan in Spark, again if its driver was lost; a table without storage has nothing
-        to copy.
+        """Run the plan, again if its driver was lost; a table without storage has nothing to
+        copy.
         """
         if not plan.tasks:
             return
+        if self.is_local:
+            if await self._copied_locally(plan):
+                return
+            self.driver = self.drivers.spark
         losses = 0
-        work = SparkWork(TASK, plan.pack(), len(plan.tasks), pool=self.snapshot_id)
         while True:
             try:
-                results = await self.driver.run(self.snapshot_id, work, self._told)
+                await self._run(plan, self.drivers.spark)
             except DriverLostError as error:
                 # Another run is safe: the transaction is still held, and chunks keep their numbers.
                 losses += 1
@@ -168,11 +169,30 @@ class Snapshot:
                 if losses > self.settings.snapshot.spark_losses_max:
                     raise
             else:
-                totals = [TaskResult.unpack(result) for result in results]
-                self.numbers.settle(
-                    sum(total.chunks for total in totals), sum(total.rows for total in totals)
-                )
                 return
+
+    async def _copied_locally(self, plan: SnapshotPlan) -> bool:
+        """Whether the plan ran without Spark. Otherwise Spark runs it again, and repeats what
+        failed: chunks keep their numbers.
+        """
+        try:
+            await self._run(plan, self.drivers.local)
+        except SparkTaskError:
+            # Spark would find the same error, after starting a JVM for it.
+            raise
+        except (DriverLostError, SparkJobError) as error:
+            log.warning("local_copy_failed", snapshot_id=self.snapshot_id, reason=str(error))
+            return False
+        self.drivers.warm()
+        return True
+
+    async def _run(self, plan: SnapshotPlan, driver: DriverProcess) -> None:
+        work = SparkWork(TASK, plan.pack(), len(plan.tasks), pool=self.snapshot_id)
+        results = await driver.run(self.snapshot_id, work, self._told)
+        totals = [TaskResult.unpack(result) for result in results]
+        self.numbers.settle(
+            sum(total.chunks for total in totals), sum(total.rows for total in totals)
+        )
 
     def _told(self, done: int, tasks: int) -> None:
         self.tasks_done = done
@@ -223,6 +243,7 @@ class Snapshot:
         log.info(
             "snapshot_completed",
             **{key: body[key] for key in ("snapshot_id", "lsn", "row_count", "duration_ms")},
+            driver=self.driver.name if self.driver else None,
         )
 
     async def _stored(self, meta: bytes) -> None:

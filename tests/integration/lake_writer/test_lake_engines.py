@@ -157,7 +157,7 @@ async def test_every_engine_makes_the_tables_of_the_source(
             for each in lakes:
                 await each.shows(database, wide)
         for each in lakes:
-            started = "spark_starting" in each.suite.log(SERVICE)
+            started = "event=driver_starting" in each.suite.log(SERVICE)
             assert started == (each.engine != "inline")
 
 

@@ -20,8 +20,8 @@ from headrace.embedded.process import tied
 from headrace.settings import Settings
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.chunk_permits import ChunkPermits
+from headrace.snapshot_responder.drivers import Drivers
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.spark.driver_process import SparkDriver
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
@@ -78,7 +78,7 @@ async def copied(
     """The chunks of a snapshot whose tasks ran without Spark."""
     request = SnapshotRequest(table, "public", table)
     async with held_snapshot(settings, request) as held:
-        snapshot = Snapshot(settings, client, SparkDriver(settings), request, "snap-1")
+        snapshot = Snapshot(settings, client, Drivers.of(settings), request, "snap-1")
         plan = snapshot._plan(held)
         office = ChunkPermits(client, plan.permits, snapshot.numbers)
         await office.open()

@@ -26,8 +26,9 @@ from headrace.settings import (
 )
 from headrace.snapshot_responder import chunk_permits, task
 from headrace.snapshot_responder.chunk_permits import ChunkPermits, SnapshotOverError
+from headrace.snapshot_responder.drivers import TASK, Drivers
 from headrace.snapshot_responder.results import Results
-from headrace.snapshot_responder.snapshot import TASK, Snapshot
+from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.spark.driver import local_configuration
 from headrace.spark.driver_process import SparkDriver, SparkUnusableError
 from headrace.spark.driver_protocol import SparkWork
@@ -62,7 +63,7 @@ async def settings(database: Database, own_nats: OwnNats) -> Settings:
 def planned(
     settings: Settings, client: Client, held: HeldSnapshot
 ) -> tuple[Snapshot, SnapshotPlan]:
-    snapshot = Snapshot(settings, client, SparkDriver(settings), REQUEST, "snap-1")
+    snapshot = Snapshot(settings, client, Drivers.of(settings), REQUEST, "snap-1")
     return snapshot, snapshot._plan(held)
 
 

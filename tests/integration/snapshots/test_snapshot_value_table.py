@@ -21,8 +21,8 @@ from headrace.settings import (
 )
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.chunk_permits import ChunkPermits
+from headrace.snapshot_responder.drivers import Drivers
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.spark.driver_process import SparkDriver
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
@@ -78,7 +78,7 @@ async def snapshot(settings: Settings, client: Client, table: str) -> bytes:
     """The bytes of the one chunk of a small table's snapshot."""
     request = SnapshotRequest(table_token("public", table), "public", table)
     async with held_snapshot(settings, request) as held:
-        made = Snapshot(settings, client, SparkDriver(settings), request, f"snap-{table}")
+        made = Snapshot(settings, client, Drivers.of(settings), request, f"snap-{table}")
         plan = made._plan(held)
         office = ChunkPermits(client, plan.permits, made.numbers)
         await office.open()

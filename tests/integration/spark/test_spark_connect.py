@@ -17,8 +17,9 @@ from headrace.settings import (
     SnapshotSettings,
 )
 from headrace.snapshot_responder.chunk_permits import Throttle
-from headrace.snapshot_responder.snapshot import TASK, Snapshot
-from headrace.spark.driver_process import SparkDriver, SparkJobError
+from headrace.snapshot_responder.drivers import TASK, Drivers
+from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.spark.driver_process import SparkJobError
 from headrace.spark.driver_protocol import SparkWork
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
@@ -64,21 +65,22 @@ async def test_a_snapshot_runs_on_spark_connect_and_its_failures_are_told(
     monkeypatch.setenv("SPARK_REMOTE", remote)
     client = await nats.connect(str(settings.nats.url))
     await ensure(client.jetstream(), settings.streams)
-    driver = SparkDriver(
+    drivers = Drivers.of(
         replace(settings, snapshot=replace(settings.snapshot, spark_remote=remote))
     )
+    driver = drivers.spark
     try:
         # Slow enough for Spark to tell how far it is, which it does every other second.
-        first = Snapshot(settings, client, driver, REQUEST, "snap-1", Throttle(700_000))
+        first = Snapshot(settings, client, drivers, REQUEST, "snap-1", Throttle(700_000))
         assert await first.run() == 20000
         assert 0 < first.tasks_done <= first.tasks
         assert driver.pid is not None
         assert jvm_of(driver.pid) is None
-        snapshot = Snapshot(settings, client, driver, REQUEST, "snap-2")
+        snapshot = Snapshot(settings, client, drivers, REQUEST, "snap-2")
         async with held_snapshot(settings, REQUEST) as held:
             plan = snapshot._plan(held)
         with pytest.raises(SparkJobError, match=r"snapshot .+ does not exist"):
             await driver.run("gone", SparkWork(TASK, plan.pack(), len(plan.tasks), "gone"))
     finally:
-        await driver.close()
+        await drivers.close()
         await client.close()
