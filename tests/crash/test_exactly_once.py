@@ -37,13 +37,17 @@ async def copy(postgres: EmbeddedPostgres, rows: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("delivery", ["event", "batch", "transaction"])
+@pytest.mark.parametrize(
+    ("delivery", "header"),
+    [("event", "Headrace-Msg-Id"), ("batch", "Nats-Msg-Id"), ("transaction", "Nats-Msg-Id")],
+)
 async def test_nothing_is_lost_or_doubled_when_every_part_is_killed_under_load(
-    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path, delivery: str
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path, delivery: str, header: str
 ) -> None:
     postgres, nats = await own_postgres(), await own_nats()
     database, oracle = await prepare(postgres)
-    async with Suite(environment(postgres, nats, delivery), tmp_path) as suite:
+    chosen = {**environment(postgres, nats, delivery), "HEADRACE_MSG_ID_HEADER": header}
+    async with Suite(chosen, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         enough = asyncio.Event()
         writer = asyncio.create_task(write(postgres, 30_000, seed=1, enough=enough))

@@ -191,9 +191,14 @@ async def test_death_at_every_point_of_the_line_loses_and_doubles_nothing(rig: R
     await rig.restart(**chain)
     async with rig.load(2):
         await rig.killed_at_each((*PUBLISH, *PROGRESS[:1]), **chain)
-    atomic = {"HEADRACE_DELIVERY": "transaction"}
-    await rig.restart(**atomic)
+    # From here on, the server knows no ID.
+    own = {"HEADRACE_MSG_ID_HEADER": "Headrace-Msg-Id"}
+    await rig.restart(**own)
     async with rig.load(3):
+        await rig.killed_at_each((*PUBLISH, *PROGRESS[:1]), **own)
+    atomic = {"HEADRACE_DELIVERY": "transaction", **own}
+    await rig.restart(**atomic)
+    async with rig.load(4):
         await rig.killed_at_each((*ATOMIC, *PROGRESS, *OTHERS), **atomic)
     found = await everything_delivered(rig.oracle, rig.nats, timeout_s=120)
     assert mirror_of(found) == await source_rows(rig.database)

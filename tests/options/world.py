@@ -35,6 +35,7 @@ _VARIABLES: dict[str, dict[str, dict[str, str]]] = {
     "archive": {"none": {}, "optional": {}, "required": {"HEADRACE_ARCHIVE_REQUIRED": "true"}},
     "encoding": {value: {"HEADRACE_ENCODING": value} for value in ("msgpack", "json")},
     "ingest": {value: {"HEADRACE_INGEST": value} for value in ("auto", "chain")},
+    "msg_id": {"nats": {}, "headrace": {"HEADRACE_MSG_ID_HEADER": "Headrace-Msg-Id"}},
     "zstd_events": {"off": {}, "on": {"HEADRACE_ZSTD_EVENTS": "true"}},
     "zstd_snapshots": {"off": {}, "on": {"HEADRACE_ZSTD": "true"}},
     "arrays": {value: {"HEADRACE_ARRAYS": value} for value in ("literal", "list")},

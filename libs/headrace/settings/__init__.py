@@ -23,6 +23,7 @@ from headrace.settings.choices import (
     Durability,
     IngestMode,
     LakeEngine,
+    MsgIdHeader,
     OtlpProtocol,
     Poison,
     Retention,
@@ -57,6 +58,7 @@ __all__ = [
     "IngestMode",
     "LakeEngine",
     "LakeSettings",
+    "MsgIdHeader",
     "NatsSettings",
     "OtelSettings",
     "OtlpProtocol",
@@ -162,4 +164,10 @@ def _check_delivery(delivery: DeliverySettings) -> None:
         raise SettingError(
             f"--compat bridge can't be combined with --delivery {delivery.mode}",
             remedy="The bridge publishes one message per event: set HEADRACE_DELIVERY=event.",
+        )
+    if delivery.compat is Compat.BRIDGE and delivery.msg_id_header is not MsgIdHeader.NATS:
+        raise SettingError(
+            "--compat bridge can't be combined with "
+            f"HEADRACE_MSG_ID_HEADER={delivery.msg_id_header}",
+            remedy="The bridge's messages have their IDs in Nats-Msg-Id: unset the variable.",
         )

@@ -43,6 +43,13 @@ class IngestMode(StrEnum):
     CHAIN = "chain"
 
 
+class MsgIdHeader(StrEnum):
+    """The header that contains a message's ID: NATS's, which the server remembers, or our own."""
+
+    NATS = "Nats-Msg-Id"
+    HEADRACE = "Headrace-Msg-Id"
+
+
 class Poison(StrEnum):
     """Treatment of a change that can't be decoded."""
 

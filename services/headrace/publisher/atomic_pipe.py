@@ -85,6 +85,14 @@ class AtomicPipe(Pipe):
         return self._acked + len(self._flying) + len(self._group)
 
     @property
+    def _group_header(self) -> str:
+        # An id may still be in the server's duplicate window; consumers find it in the other
+        # header, too.
+        if self._duplicates:
+            return ID_HEADER
+        return self._header
+
+    @property
     def flying(self) -> bool:
         """Whether a group is in flight."""
         return self._flight is not None and not self._flight.done()
@@ -225,7 +233,7 @@ class AtomicPipe(Pipe):
 
     def _commands(self, group: Sequence[Message], batch: str) -> Iterator[bytes]:
         """The bytes of all messages but the last, which is answered."""
-        id_header = ID_HEADER if self._duplicates else "Nats-Msg-Id"
+        id_header = self._group_header
         for number, message in enumerate(group[:-1], start=1):
             if number == 1 or message.headers:
                 headers = self._headers(message, batch, number, len(group))
@@ -235,11 +243,7 @@ class AtomicPipe(Pipe):
 
     def _headers(self, message: Message, batch: str, number: int, size: int) -> dict[str, str]:
         headers = dict(message.headers)
-        if not self._duplicates:
-            headers["Nats-Msg-Id"] = message.msg_id
-        else:
-            # The id is still in the server's duplicate window; consumers still find it here.
-            headers[ID_HEADER] = message.msg_id
+        headers[self._group_header] = message.msg_id
         if number == 1:
             headers["Nats-Expected-Last-Sequence"] = str(self._last_seq)
         if size > 1:

@@ -38,17 +38,19 @@ async def chosen_pipe(
         window = Window(
             delivery.atomic_messages_max, delivery.atomic_bytes_max, limits.ack_timeout_s
         )
-        return AtomicPipe(client, tail, stats, window, stored)
+        return AtomicPipe(client, tail, stats, window, stored, delivery.msg_id_header)
     fast = await _is_fast(client, settings)
     mode = "fast" if fast else "chain"
     stats.set_series("ingest_mode", one_of(INGEST_MODES, mode))
     log.info("ingest_chosen", kind=mode)
     window = Window(limits.window_messages_max, limits.window_bytes_max, limits.ack_timeout_s)
     if not fast:
+        # A chain names the id of its predecessor, which the server compares with those in its own
+        # header.
         return ChainPipe(client, tail, stats, window, stored)
     # Only batches need turns: a chain that another source breaks repeats a few messages.
     turns = Turns(client, settings.streams.cdc, settings.source.slot, stats)
-    return FastPipe(client, tail, stats, window, turns, stored)
+    return FastPipe(client, tail, stats, window, turns, stored, delivery.msg_id_header)
 
 
 async def _is_fast(client: Client, settings: Settings) -> bool:

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from headrace.bus import subjects
+from headrace.contract.events import ID_HEADER
 from headrace.jetstream.publishing.errors import IngestError
 from headrace.jetstream.publishing.fast import FastPipe, offers_fast_ingest
 from headrace.jetstream.publishing.fast_batch import FastBatch
@@ -20,6 +21,7 @@ from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.publishing.turns import Turns
+from headrace.jetstream.publishing.wire import MSG_ID
 from headrace.metrics.counters import Counters
 from headrace.publisher.resume_point import reader_of
 from headrace.settings import load
@@ -116,6 +118,19 @@ async def publisher(nats: SimulatedNats, *, messages_max: int = 2000, **more: An
     made = Publisher(nats, Window(messages_max, 1 << 22, 3.0), **more)
     await made.open()
     return made
+
+
+@on_virtual_time
+async def test_ids_in_our_header_are_stored_there_and_unknown_to_the_server() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        one = await publisher(nats, header=ID_HEADER)
+        for _ in range(2):
+            # The server would skip the second, if it remembered the first one's ID.
+            await one.pipe.publish(message(1))
+            await one.pipe.drain()
+        headers = [stored.headers for stored in nats.stored]
+        assert [each.get(ID_HEADER) for each in headers] == [message(1).msg_id] * 2
+        assert not any(MSG_ID in each for each in headers)
 
 
 @on_virtual_time

@@ -91,8 +91,9 @@ class FastPipe(Pipe):
         window: Window,
         turns: Turns | None = None,
         on_stored: OnStored = ignored,
+        header: str = wire.MSG_ID,
     ) -> None:
-        super().__init__(client, tail, stats, window, on_stored)
+        super().__init__(client, tail, stats, window, on_stored, header)
         self._turns = turns
         # Refused here: the server would end the batch, and the rest of it would have to be
         # repeated.
@@ -288,9 +289,9 @@ class FastPipe(Pipe):
         del self._unsent[: len(messages)]
         self._sent.extend(messages)
         # A skipped duplicate goes unnoticed if another source's message took its place.
-        if self._known or self.ids_in_doubt:
+        if self._header == wire.MSG_ID and (self._known or self.ids_in_doubt):
             return self._batch.commands(messages, self._id_header, end=end)
-        return self._batch.commands(messages, end=end)
+        return self._batch.commands(messages, end=end, header=self._header)
 
     async def _on_answer(self, message: Msg) -> None:
         # The inbox may contain dots, so the fields are counted from the end.

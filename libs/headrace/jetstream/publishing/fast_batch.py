@@ -101,11 +101,12 @@ class FastBatch:
         id_header: Callable[[Message], str] | None = None,
         *,
         end: bool,
+        header: str = wire.MSG_ID,
     ) -> list[bytes]:
         """The commands for these messages, which count as sent; with `end`, they end the batch. An
         ordinary message always does: its answer has the form of a final one.
 
-        `id_header`: which header takes a message's id, if not always the server's.
+        `header` takes the messages' ids, or `id_header` says which one takes a message's.
         """
         prefix = f"{self.inbox}.{self.id}.{self.flow}.fail"
         suffix = "$FI"
@@ -117,7 +118,6 @@ class FastBatch:
         base = self.base
         commands = []
         last = len(messages) - 1
-        header = wire.MSG_ID
         for index, message in enumerate(messages):
             if end and index == last:
                 operation = _END

@@ -27,6 +27,7 @@ from headrace.jetstream.publishing.errors import (
 )
 from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
+from headrace.jetstream.publishing.wire import MSG_ID
 from headrace.metrics.counters import Counters
 from headrace.timing.waits import wait_for
 
@@ -65,6 +66,8 @@ class Pipe(ABC):
     _stats: Counters
     window: InitVar[Window]
     _on_stored: OnStored = ignored
+    # The header of the messages' ids. The server remembers only those in its own.
+    _header: str = MSG_ID
 
     def __post_init__(self, window: Window) -> None:
         self._messages_max = window.messages_max
@@ -208,7 +211,7 @@ class Pipe(ABC):
     def _id_header(self, message: Message) -> str:
         if message.msg_id in self._known:
             return ID_HEADER
-        return "Nats-Msg-Id"
+        return self._header
 
     def _count(self, messages: Sequence[Message], last_seq: int) -> None:
         """These messages are stored in sequence, the last one at this sequence."""
