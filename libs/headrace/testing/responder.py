@@ -34,7 +34,7 @@ from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
 
 PUBLICATION = "pub_snapshots"
-RESULT_TIMEOUT_S = 90.0
+RESULT_TIMEOUT_S = 240.0
 READY_TIMEOUT_S = 30.0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.responder import Consumer, Responder
+from headrace.testing.responder import RESULT_TIMEOUT_S, Consumer, Responder
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +23,7 @@ async def headrace(responder: Responder, *arguments: str) -> tuple[int, str, str
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(RESULT_TIMEOUT_S):
         out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
