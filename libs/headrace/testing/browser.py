@@ -37,11 +37,45 @@ class Browser:
     def __init__(self, page: aiohttp.ClientWebSocketResponse) -> None:
         self._page = page
         self._asked = 0
+        # Errors, warnings and reports of the content security policy, since `listen`.
+        self.complaints: list[str] = []
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
-        answer = await self._ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        """The value of a JavaScript expression in the page; of a promise, what it becomes."""
+        answer = await self._ask(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         return answer["result"].get("value")
+
+    async def listen(self) -> None:
+        """Collect complaints from now on."""
+        for domain in ("Runtime", "Log", "Page"):
+            await self._ask(f"{domain}.enable")
+
+    async def go(self, url: str) -> None:
+        """Load another page in the same tab."""
+        answer = await self._ask("Page.navigate", url=url)
+        assert "errorText" not in answer, answer
+        # The old document is gone a moment before the new one can be asked.
+        async with asyncio.timeout(TIMEOUT_S):
+            while not await self._is_there():  # noqa: ASYNC110  # the browser tells nobody
+                await asyncio.sleep(_POLL_S)
+
+    async def _is_there(self) -> bool:
+        with contextlib.suppress(AssertionError):
+            return bool(await self.evaluate("document.readyState") == "complete")
+        return False
+
+    async def press(self, *keys: str) -> None:
+        """Press keys one after the other, by their names in JavaScript."""
+        for key in keys:
+            text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
+            await self._ask("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
+            await self._ask("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    async def write(self, text: str) -> None:
+        """Write into the field that has the focus."""
+        await self._ask("Input.insertText", text=text)
 
     async def looks_like(self, width: int, height: int, *, dark: bool = False) -> None:
         """Show the page in a window of this size; a narrow one is a phone's."""
@@ -67,9 +101,21 @@ class Browser:
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 answer = await self._page.receive_json()
+                self._note(answer)
                 if answer.get("id") == self._asked:
                     assert "result" in answer, answer
                     return answer["result"]
+
+    def _note(self, message: dict[str, Any]) -> None:
+        """Keep what the page complains about."""
+        found = message.get("params", {})
+        match message.get("method"):
+            case "Runtime.exceptionThrown":
+                self.complaints.append(str(found["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if found["type"] in {"error", "warning"}:
+                self.complaints.append(str(found["args"]))
+            case "Log.entryAdded" if found["entry"]["level"] in {"error", "warning"}:
+                self.complaints.append(str(found["entry"]))
 
     async def text(self, selector: str) -> str:
         """The text of the first element that matches; empty without one."""

@@ -10,6 +10,7 @@ import { Operation } from "../parts/marks";
 import { summary } from "../pure/cells";
 import { count, local, plural, utc } from "../pure/format";
 import { EventWindow } from "../pure/event-window";
+import { Seam } from "../pure/seam";
 import { get, Problem, type Query } from "../state/api";
 import { onKey } from "../state/keys";
 import { current, followEvents } from "../state/live";
@@ -83,27 +84,22 @@ function useEvents(live: boolean, paused: boolean) {
       void older(null, stop.signal);
       return () => stop.abort();
     }
-    let early: LiveEvents[] | null = [];
+    const query = JSON.parse(filter) as Query;
     let searched = false;
-    // Live rows wait until everything that was stored before them is listed.
-    const begun = async () => {
-      early = [];
-      if (searched) await catchUp(window, JSON.parse(filter) as Query, stop.signal);
+    const seam = new Seam(window, async () => {
+      if (searched) await catchUp(window, query, stop.signal);
       else await older(null, stop.signal);
-      if (stop.signal.aborted) return;
       searched = true;
-      for (const received of early ?? []) window.take(received);
-      early = null;
       draw();
-    };
+    });
     const take = (received: LiveEvents) => {
-      if (early) early.push(received);
-      else window.take(received);
+      seam.take(received);
       draw();
     };
-    const leave = followEvents({ filter: JSON.parse(filter) as Query, begun, take });
+    const leave = followEvents({ filter: query, begun: () => seam.begin(), take });
     return () => {
       stop.abort();
+      seam.end();
       leave();
     };
   }, [filter, live, window]);

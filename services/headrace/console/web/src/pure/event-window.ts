@@ -14,6 +14,7 @@ export class EventWindow {
   #stored: Event[] = [];
   #newest = 0n;
   #paused = false;
+  #caughtUp = new Set<string>();
   published = 0n;
   matched = 0n;
   notShown = 0n;
@@ -55,6 +56,7 @@ export class EventWindow {
       if (!this.#isNew(event)) continue;
       this.published += 1n;
       this.matched += 1n;
+      this.#caughtUp.add(nameOf(event));
       this.#push(event);
     }
   }
@@ -66,6 +68,11 @@ export class EventWindow {
     this.missed += BigInt(frame.missed);
     for (const event of inOrder(frame.items)) {
       if (this.#isNew(event)) this.#push(event);
+      else if (this.#caughtUp.delete(nameOf(event))) {
+        // The frame has counted it, too.
+        this.published -= 1n;
+        this.matched -= 1n;
+      }
     }
   }
 
@@ -113,6 +120,10 @@ export class EventWindow {
         other.operation === event.operation,
     );
   }
+}
+
+function nameOf({ sequence, position, operation }: Event): string {
+  return `${sequence} ${position} ${operation}`;
 }
 
 function inOrder(events: readonly Event[]): Event[] {
