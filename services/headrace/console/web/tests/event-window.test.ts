@@ -64,6 +64,16 @@ test("what was published while the page was away is caught up with, and nothing 
   assert.deepEqual(listed(window), [7, 6, 5, 4, 3, 2, 1]);
 });
 
+test("a burst in the middle of which the page connects is counted exactly", () => {
+  const window = new EventWindow();
+  window.addOlder([event(2), event(1)]);
+  // The search runs on while events are published: it sees some that a frame counts.
+  window.catchUp([event(6), event(5), event(4), event(3)], 4n);
+  window.take(frame([event(6)], 1));
+  assert.equal(window.matched, 4n);
+  assert.deepEqual(listed(window), [6, 4, 3, 2, 1]);
+});
+
 test("pausing holds rows back and counts them, continuing lists them in order", () => {
   const window = new EventWindow();
   window.pause(true);

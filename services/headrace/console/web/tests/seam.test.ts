@@ -3,41 +3,43 @@ import { test } from "node:test";
 import { Seam } from "../src/pure/seam";
 import type { LiveEvents } from "../src/types";
 
-const frame = (name: string) => ({ last_sequence: name }) as LiveEvents;
+const frame = (last: number) => ({ last_sequence: String(last) }) as LiveEvents;
 const turn = () => new Promise((resolve) => setTimeout(resolve, 0));
 
-test("live rows come after a second search, which sees what neither had", async () => {
-  const seen: string[] = [];
-  const window = { take: (each: LiveEvents) => void seen.push(`frame ${each.last_sequence}`) };
-  const seam = new Seam(window, async () => {
+class World {
+  readonly seen: string[] = [];
+  readonly window = { take: (each: LiveEvents) => void this.seen.push(`frame ${each.last_sequence}`) };
+  readonly seam = new Seam(this.window, async (upTo) => {
     await turn();
-    seen.push("search");
+    this.seen.push(`search ${upTo ?? "all"}`);
   });
+
+  async rest(): Promise<void> {
+    for (let turns = 0; turns < 6; turns += 1) await turn();
+  }
+}
+
+test("the first live frame marks how far the search counts, and later ones wait for it", async () => {
+  const { seen, seam, rest } = new World();
   seam.begin();
-  await turn();
-  await turn();
-  seam.take(frame("1"));
-  seam.take(frame("2"));
-  await turn();
-  await turn();
-  seam.take(frame("3"));
+  await rest();
+  seam.take(frame(10));
+  seam.take(frame(20));
+  await rest();
+  seam.take(frame(30));
   seam.end();
-  assert.deepEqual(seen, ["search", "search", "frame 1", "frame 2", "frame 3"]);
+  assert.deepEqual(seen, ["search all", "search 10", "frame 20", "frame 30"]);
 });
 
-test("after each connection there are two searches again", async () => {
-  let searches = 0;
-  const taken: string[] = [];
-  const seam = new Seam({ take: (each) => void taken.push(each.last_sequence) }, async () => {
-    searches += 1;
-  });
-  for (const name of ["1", "2"]) {
-    seam.begin();
-    seam.take(frame(name));
-    await turn();
-    await turn();
-  }
+test("each connection has a place of its own, and no frame of the one before", async () => {
+  const { seen, seam, rest } = new World();
+  seam.begin();
+  seam.take(frame(10));
+  seam.take(frame(20));
+  seam.begin();
+  seam.take(frame(25));
+  seam.take(frame(30));
+  await rest();
   seam.end();
-  assert.equal(searches, 4);
-  assert.deepEqual(taken, ["1", "2"]);
+  assert.deepEqual(seen, ["search all", "search 10", "search all", "search 25", "frame 30"]);
 });

@@ -86,8 +86,8 @@ function useEvents(live: boolean, paused: boolean) {
     }
     const query = JSON.parse(filter) as Query;
     let searched = false;
-    const seam = new Seam(window, async () => {
-      if (searched) await catchUp(window, query, stop.signal);
+    const seam = new Seam(window, async (upTo) => {
+      if (searched) await catchUp(window, query, upTo, stop.signal);
       else await older(null, stop.signal);
       searched = true;
       draw();
@@ -107,7 +107,12 @@ function useEvents(live: boolean, paused: boolean) {
 }
 
 /** What was published while the connection was away, up to a number. */
-async function catchUp(window: EventWindow, filter: Query, signal: AbortSignal): Promise<void> {
+async function catchUp(
+  window: EventWindow,
+  filter: Query,
+  upTo: bigint | null,
+  signal: AbortSignal,
+): Promise<void> {
   const from = window.newestPosition;
   const found: Event[] = [];
   let cursor: string | null = null;
@@ -122,7 +127,7 @@ async function catchUp(window: EventWindow, filter: Query, signal: AbortSignal):
     cursor = answer.next;
   } while (cursor && found.length < CATCH_UP_MAX);
   if (cursor) window.hole = true;
-  window.catchUp(found);
+  window.catchUp(found, upTo);
 }
 
 function useRowHeight(): number {

@@ -14,7 +14,6 @@ export class EventWindow {
   #stored: Event[] = [];
   #newest = 0n;
   #paused = false;
-  #caughtUp = new Set<string>();
   published = 0n;
   matched = 0n;
   notShown = 0n;
@@ -50,13 +49,14 @@ export class EventWindow {
     return newest?.position ?? null;
   }
 
-  /** Stored events that were published while the page was away, in any order. */
-  catchUp(events: readonly Event[]): void {
+  /** Stored events that were published while the page was away, in any order, up to a sequence:
+   * later ones come, and are counted, as live ones. */
+  catchUp(events: readonly Event[], upTo: bigint | null = null): void {
     for (const event of inOrder(events)) {
+      if (upTo !== null && BigInt(event.sequence) > upTo) break;
       if (!this.#isNew(event)) continue;
       this.published += 1n;
       this.matched += 1n;
-      this.#caughtUp.add(nameOf(event));
       this.#push(event);
     }
   }
@@ -68,11 +68,6 @@ export class EventWindow {
     this.missed += BigInt(frame.missed);
     for (const event of inOrder(frame.items)) {
       if (this.#isNew(event)) this.#push(event);
-      else if (this.#caughtUp.delete(nameOf(event))) {
-        // The frame has counted it, too.
-        this.published -= 1n;
-        this.matched -= 1n;
-      }
     }
   }
 
@@ -120,10 +115,6 @@ export class EventWindow {
         other.operation === event.operation,
     );
   }
-}
-
-function nameOf({ sequence, position, operation }: Event): string {
-  return `${sequence} ${position} ${operation}`;
 }
 
 function inOrder(events: readonly Event[]): Event[] {

@@ -1,8 +1,8 @@
 // Where stored events end and live ones begin, after each connection.
 //
-// The server begins to read a moment after it has greeted: what was published between the search
-// and that moment is in neither. So there is a second search, before the first live rows are
-// listed, or after a while if none come. Live rows wait for a search that runs.
+// The server begins to read a moment after it has greeted, and doesn't say where. So the first live
+// frame only marks a place: a search lists and counts everything up to it, and live frames count
+// from there on. Each event is then counted by exactly one of the two.
 import type { LiveEvents } from "../types";
 import type { EventWindow } from "./event-window";
 
@@ -11,50 +11,50 @@ const SECOND_SEARCH_MS = 1500;
 export class Seam {
   #waiting: LiveEvents[] = [];
   #searches = 0;
-  #sure = false;
+  #marked = false;
   #timer: ReturnType<typeof setTimeout> | undefined;
+  #last: Promise<void> = Promise.resolve();
 
   constructor(
     readonly window: Pick<EventWindow, "take">,
-    readonly search: () => Promise<void>,
+    /** List what is stored, up to this sequence if there is one. */
+    readonly search: (upTo: bigint | null) => Promise<void>,
   ) {}
 
   begin(): void {
-    this.#sure = false;
-    void this.#run();
+    this.#marked = false;
+    this.#waiting = [];
+    this.#run(null);
+    // Without a live frame, what the server missed at its beginning would stay unlisted.
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#beSure(), SECOND_SEARCH_MS);
+    this.#timer = setTimeout(() => this.#run(null), SECOND_SEARCH_MS);
   }
 
   take(frame: LiveEvents): void {
+    if (!this.#marked) {
+      this.#marked = true;
+      clearTimeout(this.#timer);
+      this.#run(BigInt(frame.last_sequence));
+      return;
+    }
     this.#waiting.push(frame);
-    if (!this.#sure) this.#beSure();
-    else if (this.#searches === 0) this.#list();
+    if (this.#searches === 0) this.#list();
   }
 
   end(): void {
     clearTimeout(this.#timer);
     this.#waiting = [];
-    this.#sure = true;
+    this.#marked = true;
   }
 
-  #beSure(): void {
-    if (this.#sure) return;
-    this.#sure = true;
-    clearTimeout(this.#timer);
-    void this.#run();
-  }
-
-  #run(): Promise<void> {
+  #run(upTo: bigint | null): void {
     this.#searches += 1;
-    this.#last = this.#last.then(this.search).finally(() => {
+    const search = () => this.search(upTo);
+    this.#last = this.#last.then(search).finally(() => {
       this.#searches -= 1;
       if (this.#searches === 0) this.#list();
     });
-    return this.#last;
   }
-
-  #last: Promise<void> = Promise.resolve();
 
   #list(): void {
     const frames = this.#waiting;
