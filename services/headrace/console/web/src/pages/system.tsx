@@ -135,12 +135,12 @@ function DoctorTab() {
 }
 
 type Act = Acts["items"][number];
-const RESULTS: Readonly<Record<Act["result"], StateName>> = { done: "running", refused: "attention", failed: "failed" };
+const RESULTS: Readonly<Record<string, StateName>> = { done: "running", begun: "waiting", refused: "attention", failed: "failed" };
 const ACT_COLUMNS: readonly Column<Act>[] = [
   { name: "Time", kind: "nowrap", cell: (row) => <When at={row.at} /> },
   { name: "Who", cell: (row) => <>{visible(row.user ?? "nobody")}<span class="sub">{row.role ?? "no role"}, {row.address}</span></> },
   { name: "Act", cell: (row) => <>{row.act}<span class="sub">{visible(row.object ?? "")}</span></> },
-  { name: "Result", cell: (row) => <State is={RESULTS[row.result]}>{row.result}</State> },
+  { name: "Result", cell: (row) => <State is={RESULTS[row.result] ?? "attention"}>{row.result}</State> },
   { name: "Reason", kind: "wrap", cell: (row) => visible(row.reason) || <span class="dim">–</span>, room: "wide-only" },
   { name: "Detail", kind: "wrap", cell: (row) => visible(row.detail), room: "wider-only" },
 ];
