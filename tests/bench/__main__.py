@@ -11,6 +11,7 @@ from rich.console import Console
 from tests.bench import (
     audit,
     backlog,
+    backup,
     lake,
     latency,
     plots,
@@ -56,6 +57,7 @@ async def _part(
         ),
         "audit": lambda: audit.measure(servers, rows, environment),
         "lake": lambda: lake.measure(servers, rows, arguments.seconds, environment),
+        "backup": lambda: backup.measure(rows),
         "sinks": lambda: sinks.measure(rows),
         "suites": lambda: suites.measure(servers, rows, environment),
     }
@@ -72,7 +74,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, help="how long latency is measured")
     parser.add_argument(
-        "--parts", help=f"of {', '.join(PARTS)}; lake and snapshot-memory too, which take longer"
+        "--parts",
+        help=f"of {', '.join(PARTS)}; backup, lake and snapshot-memory too, which take longer",
     )
     every = ",".join(workload.name for workload in workloads.WORKLOADS)
     parser.add_argument("--workloads", default=every, help="workloads to drain")

@@ -21,7 +21,7 @@ from tests.support.time_machine import DATABASE, SERVICE, TimeMachine, machine, 
 
 __all__ = ["machine", "room"]
 
-KILLS = int(os.environ.get("BACKUP_KILLS", "8"))
+KILLS = int(os.environ.get("BACKUP_KILLS", "6"))
 STEPS = (
     "wal_archiver.before_put",
     "wal_archiver.after_put",
@@ -127,6 +127,48 @@ async def test_a_backup_that_is_killed_is_not_listed_and_the_next_one_can_be_res
     [listed] = json.loads((await machine.run("backup", "ls", "--json")).out)
     assert listed["restorable"]
     await machine.stored()
+    assert await machine.restored_digests() == await machine.digests()
+
+
+async def test_a_server_that_is_killed_during_a_backup_leaves_none_listed(
+    machine: TimeMachine,
+) -> None:
+    await machine.execute("CREATE TABLE t (n int, v text)")
+    await machine.begin()
+    slow = {"HEADRACE_BACKUP_RATE_KIB_S": "4096", "HEADRACE_BACKUP_PART_BYTES": "1000000"}
+    taking = asyncio.create_task(machine.run("backup", "now", code=1, **slow), name="backup")
+    async with asyncio.timeout(DEATH_S):
+        while not list(machine.store.glob("backups/*/base.000001.zst")):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await machine.server.kill()
+    failed = await taking
+    assert "Traceback" not in failed.err
+    await machine.server.start()
+    assert json.loads((await machine.run("backup", "ls", "--json")).out) == []
+    await machine.backup()
+    await machine.stored()
+    assert await machine.restored_digests() == await machine.digests()
+
+
+async def test_an_expiry_that_is_killed_leaves_only_backups_that_can_be_restored(
+    machine: TimeMachine,
+) -> None:
+    await machine.execute("CREATE TABLE t (n int)")
+    await machine.begin()
+    labels = []
+    for number in range(3):
+        await machine.execute(f"INSERT INTO t VALUES ({number})")
+        labels.append(await machine.backup())
+    await machine.stored()
+    expire = ("backup", "expire", "--keep", "1")
+    await machine.run(*expire, code=-9, HEADRACE_FAILPOINT="backup.expired")
+    listed = json.loads((await machine.run("backup", "ls", "--json")).out)
+    assert [one["label"] for one in listed] == [labels[0], labels[2]]
+    assert all(one["restorable"] for one in listed)
+    await machine.run(*expire)
+    listed = json.loads((await machine.run("backup", "ls", "--json")).out)
+    assert [one["label"] for one in listed] == labels[2:]
+    await machine.run("backup", "verify")
     assert await machine.restored_digests() == await machine.digests()
 
 

@@ -2,21 +2,27 @@
 
 Each history continues the cluster of the one before, with a backup now and then, and ends with the
 restore of one of its moments. `HISTORIES` says how many, `HISTORIES_SEED` which,
-`HISTORIES_VERSION` on which PostgreSQL.
+`HISTORIES_VERSION` on which PostgreSQL, `TABLESPACE_HISTORIES` how many with a tablespace.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from headrace.embedded.account import unprivileged_account
 from tests.support.time_machine import TimeMachine, machine, room
 
 __all__ = ["machine", "room"]
 
+TABLESPACE_HISTORIES = int(os.environ.get("TABLESPACE_HISTORIES", "2"))
 HISTORIES = int(os.environ.get("HISTORIES", "10"))
 SEED = int(os.environ.get("HISTORIES_SEED", "5"))
 VERSION = int(os.environ.get("HISTORIES_VERSION", "18"))
@@ -35,9 +41,13 @@ class Recorded:
 class History:
     """Random statements against one cluster."""
 
-    def __init__(self, machine: TimeMachine, rng: random.Random) -> None:
+    def __init__(
+        self, machine: TimeMachine, rng: random.Random, tablespace: str | None = None
+    ) -> None:
         self._machine = machine
         self._rng = rng
+        # Where some of the tables are.
+        self._tablespace = tablespace
         self._tables: list[str] = []
         self._made = 0
         # A drop's moment is before its transaction.
@@ -60,8 +70,11 @@ class History:
     async def _create(self) -> None:
         self._made += 1
         name = f"t{self._made}"
+        place = ""
+        if self._tablespace is not None and self._rng.random() < 0.6:
+            place = f"TABLESPACE {self._tablespace}"
         await self._machine.execute(
-            f"CREATE TABLE {name} (id bigserial PRIMARY KEY, n int, v text)"
+            f"CREATE TABLE {name} (id bigserial PRIMARY KEY, n int, v text) {place}"
         )
         self._tables.append(name)
 
@@ -126,8 +139,42 @@ async def test_a_restore_of_a_random_moment_has_its_rows(machine: TimeMachine) -
     await machine.begin()
     await machine.backup()
     history = History(machine, rng)
+    wrong = await compare(machine, history, rng, HISTORIES, {})
+    assert not wrong, f"seed {SEED}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300 + 60 * TABLESPACE_HISTORIES)
+async def test_tables_of_a_tablespace_come_back_in_its_new_place(machine: TimeMachine) -> None:
+    rng = random.Random(SEED)
+    old, new = machine.room / "old", machine.room / "new"
+    account = unprivileged_account()
+    for folder in (old, new):
+        folder.mkdir(mode=0o700)
+        if account is not None:
+            account.own(folder)
+    await machine.execute(f"CREATE TABLESPACE fast LOCATION '{old}'")
+    await machine.begin()
+    await machine.backup()
+    history = History(machine, rng, "fast")
+    wrong = await compare(machine, history, rng, TABLESPACE_HISTORIES, {old: new})
+    assert not wrong, f"seed {SEED}"
+    refused = await machine.run("restore", "--to", str(machine.room / "x"), code=1)
+    assert f"tablespace at {old}, which has no new place" in refused.err
+    assert not (machine.room / "x").exists()
+
+
+async def compare(
+    machine: TimeMachine,
+    history: History,
+    rng: random.Random,
+    count: int,
+    places: Mapping[Path, Path],
+) -> list[tuple[int, str, str]]:
+    """Run this many histories, and return those whose restores differ."""
     wrong = []
-    for number in range(HISTORIES):
+    mapped = [word for old, new in places.items() for word in ("--tablespace", f"{old}={new}")]
+    for number in range(count):
         recorded = []
         for _ in range(STEPS):
             await history.step()
@@ -141,9 +188,17 @@ async def test_a_restore_of_a_random_moment_has_its_rows(machine: TimeMachine) -
             await history.step()
         await machine.stored()
         moment = rng.choice(recorded)
-        found = await machine.restored_digests(moment.option, moment.value)
+        found = await machine.restored_digests(moment.option, moment.value, *mapped)
+        for folder in places.values():
+            await asyncio.to_thread(emptied, folder)
         if found != moment.rows:
             wrong.append((number, moment.option, moment.value))
         if rng.random() < 0.3:
             await machine.backup()
-    assert not wrong, f"seed {SEED}"
+    return wrong
+
+
+def emptied(folder: Path) -> None:
+    """Remove what the last restore left there."""
+    for path in folder.iterdir():
+        shutil.rmtree(path)

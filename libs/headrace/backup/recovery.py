@@ -7,11 +7,14 @@ moment is an error, unless everything up to that moment is known to be stored.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,8 +30,11 @@ from headrace.backup.restore import (
 )
 from headrace.embedded.process import Launch, ServerStartError, StopStep
 from headrace.embedded.server import EmbeddedServer, StopMode
+from headrace.lsn import parse_lsn
 
 _PROBE_TIMEOUT_S = 5
+_PROGRESS_S = 2.0
+_REDO = re.compile(r"redo in progress, .*current LSN: ([0-9A-F]+/[0-9A-F]+)")
 _NOT_REACHED = "recovery ended before configured recovery target was reached"
 _PRIVATE = {
     # No network: the cluster has the source's users and passwords.
@@ -41,6 +47,8 @@ _PRIVATE = {
     "log_destination": "stderr",
     # A recovery needs no more than these.
     "log_min_messages": "warning",
+    # How far it is, in the same file.
+    "log_startup_progress_interval": "2s",
 }
 
 
@@ -144,8 +152,39 @@ class RestoredServer(EmbeddedServer):
             self._sockets = None
 
 
-def recover(server: RestoredServer, plan: RestorePlan, place: RestorePlace) -> None:
+@contextlib.contextmanager
+def _watched(log: Path, tell: Callable[[int], None]) -> Iterator[None]:
+    """Tell how far the replay is, until the block ends; nobody can connect meanwhile."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(_PROGRESS_S):
+            with contextlib.suppress(OSError):
+                found = _REDO.findall(log.read_text(errors="replace"))
+                if found:
+                    tell(parse_lsn(found[-1]))
+
+    watching = threading.Thread(target=look, name="watch-replay", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+
+
+def recover(
+    server: RestoredServer,
+    plan: RestorePlan,
+    place: RestorePlace,
+    tell: Callable[[int], None] = lambda _: None,
+) -> None:
     """Start the server and return when it has reached the plan's moment and takes writes."""
+    with _watched(place.work / "server.log", tell):
+        _recover(server, plan, place)
+
+
+def _recover(server: RestoredServer, plan: RestorePlan, place: RestorePlace) -> None:
     try:
         server.start_blocking()
     except ServerStartError as error:

@@ -77,11 +77,12 @@ def recovered(
     """A server that has reached the plan's moment, until the block ends."""
     _check_room(plan, place)
     programs = programs_of(settings, plan, place)
-    restore(store, plan, place, programs, _Teller(console, plan).tell)
+    teller = _Teller(console, plan)
+    restore(store, plan, place, programs, teller.tell)
     server = RestoredServer(place, programs, store.identity.superuser)
     console.print("PostgreSQL replays the log")
     try:
-        recover(server, plan, place)
+        recover(server, plan, place, teller.tell_replay)
         yield server
     finally:
         server.stop_blocking()
@@ -119,8 +120,10 @@ class _Teller:
         self._console = console
         self._whole = plan.room_bytes
         self._done = 0
+        self._plan = plan
         self._began = time.monotonic()
         self._told_at = self._began
+        self._replay_began = self._began
 
     def tell(self, _what: str, size: int) -> None:
         self._done += size
@@ -131,3 +134,14 @@ class _Teller:
             left = (now - self._began) * (self._whole / max(1, self._done) - 1)
             text = f"{shown(self._done)} of {shown(self._whole)}, about {max(0.0, left):.0f} s left"
             self._console.print(text)
+
+    def tell_replay(self, lsn: int) -> None:
+        """How far PostgreSQL is, which started when the files were there."""
+        if self._replay_began == self._began:
+            self._replay_began = time.monotonic()
+            return
+        begin = self._plan.backup.start_lsn
+        share = (lsn - begin) / max(1, self._plan.log_end - begin)
+        if 0 < share < 1:
+            left = (time.monotonic() - self._replay_began) * (1 / share - 1)
+            self._console.print(f"replayed up to {format_lsn(lsn)}, about {left:.0f} s left")
