@@ -108,7 +108,11 @@ class RestorePlan:
     @property
     def room_bytes(self) -> int:
         """The space that the restore takes at first."""
-        return sum(record.bytes for record in self.backups) + self.log_bytes
+        files = sum(record.bytes for record in self.backups)
+        if len(self.backups) > 1:
+            # pg_combinebackup writes a whole cluster while the backups of the chain are there.
+            files += max(record.bytes for record in self.backups)
+        return files + self.log_bytes
 
 
 def format_time(time_us: int) -> str:

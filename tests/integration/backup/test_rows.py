@@ -49,6 +49,14 @@ async def test_a_bad_update_is_undone_and_rows_of_others_stay(machine: TimeMachi
     others = await machine.digests()
     await machine.stored()
     arguments = ("restore", "--table", "orders", "--at", then, "--where", "customer = 7")
+    plan = await machine.run(*arguments, "--plan")
+    assert [line.split()[0] for line in plan.err.splitlines()] == [
+        "moment",
+        "backup",
+        "log",
+        "room",
+        "time",
+    ]
     asked = await machine.run(*arguments, code=1)
     assert "state 'paid' -> 'new'" in asked.out
     assert "0 rows to insert, 100 to update, 1 inserted since, which stay" in asked.out

@@ -9,6 +9,7 @@ from headrace.backup.store import BackupStore
 from headrace.cli.restore import cluster, drill, rows, table
 from headrace.cli.restore.moment import RestoreMoment, target
 from headrace.cli.restore.rows import RowsWanted
+from headrace.cli.terminal import Console
 from headrace.errors import SettingError
 from headrace.settings import Settings
 
@@ -49,6 +50,9 @@ def _restore(settings: Settings, store: BackupStore, wanted: Wanted) -> None:
             "name one of --to and --table",
             remedy="--to FOLDER restores the whole cluster, --table NAME one table.",
         )
+    if wanted.table is not None and wanted.plan_only:
+        table.planned(store, wanted.table, wanted.moment, Console(stderr=True, soft_wrap=True))
+        return
     if wanted.rows.given:
         if wanted.table is None or wanted.name is not None:
             raise SettingError(

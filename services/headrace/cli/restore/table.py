@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.backup.dropped import find_drop
 from headrace.backup.one_table import copy_table
-from headrace.backup.plan import Planner, RestoreTarget, TargetKind, format_time
+from headrace.backup.plan import Planner, RestorePlan, RestoreTarget, TargetKind, format_time
 from headrace.backup.recovery import RestoredServer
 from headrace.backup.restore import owner, place_of
 from headrace.backup.store import BackupStore
@@ -41,6 +41,15 @@ class RestoredTable:
     target: RestoreTarget
 
 
+def planned(store: BackupStore, table: str, moment: RestoreMoment, console: Console) -> RestorePlan:
+    """How the cluster gets to the table's moment, which is shown before anything is done."""
+    # One look at the store for both: what it finds can't expire between.
+    planner = Planner(store)
+    plan = planner.plan(_target(store, planner, moment, *table_of(table), console))
+    cluster.say(console, plan)
+    return plan
+
+
 @contextlib.contextmanager
 def restored_table(
     settings: Settings,
@@ -51,12 +60,7 @@ def restored_table(
     console: Console,
 ) -> Iterator[RestoredTable]:
     """Restore the cluster into a temporary folder, which is removed when the block ends."""
-    schema, name = table_of(table)
-    # One look at the store for both: what it finds can't expire between.
-    planner = Planner(store)
-    wanted = _target(store, planner, moment, schema, name, console)
-    plan = planner.plan(wanted)
-    cluster.say(console, plan)
+    plan = planned(store, table, moment, console)
     account = unprivileged_account()
     folder = Path(tempfile.mkdtemp(prefix="headrace-restore-", dir=work))
     # PostgreSQL's account has to enter it.
@@ -66,7 +70,7 @@ def restored_table(
     database = database_of(settings.postgres)
     try:
         with cluster.recovered(settings, store, plan, place, console) as server:
-            yield RestoredTable(server, programs, (schema, name), database, wanted)
+            yield RestoredTable(server, programs, table_of(table), database, plan.target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
