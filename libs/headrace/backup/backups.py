@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -39,7 +40,8 @@ class Backups:
         """The label of the newest complete backup, without reading a record."""
         names = [name for name, _ in self._store.tree(layout.BACKUPS)]
         labels = [name.partition("/")[0] for name in names if name.endswith(f"/{layout.RECORD}")]
-        return max(labels, default=None)
+        # A folder that somebody else has made has no time.
+        return max(filter(_LABEL.match, labels), default=None)
 
     def _read(self, name: str) -> BackupRecord:
         # A record is sealed as well: a damaged one must not hide a backup or invent one.
@@ -102,6 +104,7 @@ MANIFEST = "manifest"
 
 
 _LABEL_FORM = "%Y%m%dT%H%M%SZ"
+_LABEL = re.compile(r"\d{8}T\d{6}Z-")
 
 
 def new_label() -> str:

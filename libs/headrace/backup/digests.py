@@ -7,6 +7,8 @@ its digest was computed has none.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
@@ -17,13 +19,15 @@ import asyncpg
 import orjson
 
 from headrace.backup import layout
-from headrace.backup.errors import BackupError
+from headrace.backup.errors import BackupError, TakenError
 from headrace.backup.sealed import seal
 from headrace.backup.store import BackupStore
 from headrace.postgres.connection import connect
 from headrace.postgres.physical import PhysicalConnection
 from headrace.settings import PostgresSettings
 
+# Timeline and LSN.
+_NAME = re.compile(r"[0-9A-F]{8}([0-9A-F]{16})\.zst")
 # The text of a row must not depend on the settings of a role, a database or a server.
 _SESSION = {
     "DateStyle": "ISO",
@@ -130,7 +134,9 @@ async def _as_of(settings: PostgresSettings, snapshot: str) -> AsyncIterator[Any
 def record(store: BackupStore, made: RecordedDigests) -> None:
     """Store digests, for drills to come."""
     name = f"{made.timeline:08X}{made.lsn:016X}.zst"
-    store.put_new(layout.DIGESTS, name, seal(orjson.dumps(asdict(made))))
+    # Another drill of the same moment has recorded the same.
+    with contextlib.suppress(TakenError):
+        store.put_new(layout.DIGESTS, name, seal(orjson.dumps(asdict(made))))
 
 
 def recorded(store: BackupStore) -> list[RecordedDigests]:
@@ -138,9 +144,11 @@ def recorded(store: BackupStore) -> list[RecordedDigests]:
     return [
         RecordedDigests(**orjson.loads(store.get_sealed(layout.DIGESTS, name)))
         for name in store.names(layout.DIGESTS)
+        if _NAME.fullmatch(name)
     ]
 
 
-def lsn_of(name: str) -> int:
-    """The LSN of digests with this name."""
-    return int(name[8:24], 16)
+def unusable(store: BackupStore, first_lsn: int) -> list[str]:
+    """The names of digests before the LSN from which on moments can be restored."""
+    found = (_NAME.fullmatch(name) for name in store.names(layout.DIGESTS))
+    return [match[0] for match in found if match is not None and int(match[1], 16) < first_lsn]

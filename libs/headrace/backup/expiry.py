@@ -61,11 +61,7 @@ def expired(
             for piece in planner.pieces
             if piece.end <= begin and piece.timeline <= first.timeline
         ]
-        old_digests = [
-            name
-            for name in store.names(layout.DIGESTS)
-            if digests.lsn_of(name) < min(record.end_lsn for record in kept)
-        ]
+        old_digests = digests.unusable(store, min(record.end_lsn for record in kept))
     outcomes = [one.name for one in drills.listed(store.names(layout.DRILLS))]
     return Expired(gone, pieces, interrupted, old_digests, outcomes[: -drills.KEPT_MAX])
 

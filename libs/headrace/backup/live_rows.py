@@ -109,7 +109,8 @@ class LiveRows:
             )
         self._session.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
         self._columns = self._common(self._read_columns(restored))
-        self._run("CREATE TEMP TABLE {restored} (LIKE {live})")
+        # Without constraints: a column that is newer may be NOT NULL.
+        self._run("CREATE TEMP TABLE {restored} AS SELECT * FROM ONLY {live} WITH NO DATA")
         names = self._list(one.name for one in self._columns)
         out = sql.SQL("COPY (SELECT {} FROM ONLY {}) TO STDOUT").format(names, self._name)
         into = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(_RESTORED), names)
