@@ -85,7 +85,7 @@ class TimeMachine:
 
     async def run(self, *arguments: str, code: int = 0, **extra: str) -> Outcome:
         """Run `headrace` with these arguments; it must end with this code."""
-        done = await command({**self.environment, **extra}, *arguments, timeout_s=150)
+        done = await command({**self.environment, **extra}, *arguments, timeout_s=900)
         assert done.code == code, f"{arguments}: {done.code}\n{done.out}\n{done.err}"
         return done
 

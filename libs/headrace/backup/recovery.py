@@ -33,6 +33,8 @@ from headrace.embedded.server import EmbeddedServer, StopMode
 from headrace.lsn import parse_lsn
 
 _PROBE_TIMEOUT_S = 5
+# It takes connections after the replay, which may take days. A server that ends is noticed at once.
+_REPLAY_TIMEOUT_S = 30 * 24 * 3600.0
 _PROGRESS_S = 2.0
 _REDO = re.compile(r"redo in progress, .*current LSN: ([0-9A-F]+/[0-9A-F]+)")
 _NOT_REACHED = "recovery ended before configured recovery target was reached"
@@ -62,7 +64,12 @@ class RestoredServer(EmbeddedServer):
     }
 
     def __init__(
-        self, place: RestorePlace, programs: Path, superuser: str, *, start_timeout_s: float = 120.0
+        self,
+        place: RestorePlace,
+        programs: Path,
+        superuser: str,
+        *,
+        start_timeout_s: float = _REPLAY_TIMEOUT_S,
     ) -> None:
         # The port is a part of the socket's name, so any one is free.
         # Its lock and log are in the work folder, so that the cluster's folder has only

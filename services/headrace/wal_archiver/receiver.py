@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from headrace import log as logs
 from headrace.backup.commits import CommitRecord, CommitScan, summary
@@ -76,6 +76,7 @@ class Receiver:
         self.progressed = False
         # Stored parts of segments, until a larger piece contains them.
         self._parts: list[LogPiece] = []
+        self._removing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Receive until the timeline or the connection ends, or the service stops."""
@@ -162,10 +163,13 @@ class Receiver:
             content = await asyncio.to_thread(self._store.read_piece, earlier)
             scan.read(earlier.start, content)
         known = await asyncio.to_thread(self._known, own, begin, start.end)
-        # Including those that a killed life left next to a whole segment.
-        self._parts = [piece for piece in own if piece.partial]
-        for whole in [piece for piece in own if not piece.partial]:
-            await asyncio.to_thread(self._remove_parts, whole)
+        parts = [piece for piece in own if piece.partial]
+        # Those that a killed life left next to a larger one.
+        begins = {segments.begin(one.start) for one in parts}
+        near = [one for one in own if segments.begin(one.start) in begins]
+        gone = {one for one in parts if any(other.contains(one) for other in near)}
+        await asyncio.to_thread(self._remove, gone)
+        self._parts = [one for one in parts if one not in gone]
         self._assembly = LogAssembly(segments, start.timeline, begin, known, scan)
         self.timeline = start.timeline
         # PostgreSQL sends from the segment's beginning; that much is stored already.
@@ -203,6 +207,10 @@ class Receiver:
         finally:
             storing.cancel()
             await asyncio.gather(storing, return_exceptions=True)
+            if self._removing is not None:
+                # The next receiver's listing must not find parts that are about to go. What a
+                # failure leaves is removed by the next one.
+                await asyncio.gather(self._removing, return_exceptions=True)
 
     def _raise_from(self, storing: asyncio.Task[None]) -> None:
         if storing.done():
@@ -288,16 +296,24 @@ class Receiver:
         if self._connection is not None:
             # The loop that reads is the only one that writes to the connection.
             self._connection.interrupt()
-        await asyncio.to_thread(self._remove_parts, job.piece)
+        gone = {one for one in self._parts if job.piece.contains(one)}
         if job.piece.partial:
             self._parts.append(job.piece)
+        if gone:
+            self._parts = [one for one in self._parts if one not in gone]
+            # One at a time; raises if the store refused the last one.
+            if self._removing is not None:
+                await self._removing
+            # Beside the log: commits may wait for the next piece, and a removal is one request
+            # for each of many parts.
+            work = asyncio.to_thread(self._remove, gone)
+            self._removing = asyncio.create_task(work, name="remove-parts")
 
-    def _remove_parts(self, larger: LogPiece) -> None:
-        """The parts that a stored piece contains."""
-        for piece in [one for one in self._parts if larger.contains(one)]:
+    def _remove(self, parts: Collection[LogPiece]) -> None:
+        """Remove parts that a stored piece contains."""
+        for piece in sorted(parts):
             failpoint("wal_archiver.before_remove")
             self._store.remove_piece(piece)
-            self._parts.remove(piece)
 
     async def _drain(self, connection: PhysicalConnection, storing: asyncio.Task[None]) -> None:
         """Store what was received, and confirm it."""
