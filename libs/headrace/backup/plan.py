@@ -110,7 +110,7 @@ class RestorePlan:
         """The space that the restore takes at first."""
         files = sum(record.bytes for record in self.backups)
         if len(self.backups) > 1:
-            # pg_combinebackup writes a whole cluster while the backups of the chain are there.
+            # pg_combinebackup writes a whole cluster next to the backups of the chain.
             files += max(record.bytes for record in self.backups)
         return files + self.log_bytes
 

@@ -33,7 +33,7 @@ from headrace.embedded.server import EmbeddedServer, StopMode
 from headrace.lsn import parse_lsn
 
 _PROBE_TIMEOUT_S = 5
-# It takes connections after the replay, which may take days. A server that ends is noticed at once.
+# It takes connections after the replay, which may take days; a server that ends is noticed sooner.
 _REPLAY_TIMEOUT_S = 30 * 24 * 3600.0
 _PROGRESS_S = 2.0
 _REDO = re.compile(r"redo in progress, .*current LSN: ([0-9A-F]+/[0-9A-F]+)")

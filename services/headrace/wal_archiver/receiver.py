@@ -208,8 +208,8 @@ class Receiver:
             storing.cancel()
             await asyncio.gather(storing, return_exceptions=True)
             if self._removing is not None:
-                # The next receiver's listing must not find parts that are about to go. What a
-                # failure leaves is removed by the next one.
+                # The next receiver's listing must not find parts that are about to go. The next
+                # receiver removes the rest after a failure.
                 await asyncio.gather(self._removing, return_exceptions=True)
 
     def _raise_from(self, storing: asyncio.Task[None]) -> None:
@@ -304,7 +304,7 @@ class Receiver:
             # One at a time; raises if the store refused the last one.
             if self._removing is not None:
                 await self._removing
-            # Beside the log: commits may wait for the next piece, and a removal is one request
+            # Alongside the log: commits may wait for the next piece, and a removal is one request
             # for each of many parts.
             work = asyncio.to_thread(self._remove, gone)
             self._removing = asyncio.create_task(work, name="remove-parts")

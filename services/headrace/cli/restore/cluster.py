@@ -136,7 +136,7 @@ class _Teller:
             self._console.print(text)
 
     def tell_replay(self, lsn: int) -> None:
-        """How far PostgreSQL is, which started when the files were there."""
+        """How far PostgreSQL is, which started after the last file."""
         if self._replay_began == self._began:
             self._replay_began = time.monotonic()
             return

@@ -42,7 +42,7 @@ class RestoredTable:
 
 
 def planned(store: BackupStore, table: str, moment: RestoreMoment, console: Console) -> RestorePlan:
-    """How the cluster gets to the table's moment, which is shown before anything is done."""
+    """The plan for the table's moment, which is shown before anything is written."""
     # One look at the store for both: what it finds can't expire between.
     planner = Planner(store)
     plan = planner.plan(_target(store, planner, moment, *table_of(table), console))
