@@ -123,9 +123,9 @@ function Charts() {
   const { at, events_per_s, lag_s, lag_bytes, retained_bytes } = useHistory();
   return (
     <div class="grid three">
-      <Chart title="Events per second" at={at} series={[{ name: "now", values: events_per_s }]} text={rate} />
-      <Chart title="Lag in time" at={at} series={[{ name: "now", values: lag_s }]} text={duration} />
-      <Chart title="Log" at={at} series={[{ name: "behind", values: lag_bytes }, { name: "retained", values: retained_bytes }]} text={bytes} />
+      <Chart title="Events per second" at={at} series={[{ name: "now", values: events_per_s }]} text={rate} least={1} />
+      <Chart title="Lag in time" at={at} series={[{ name: "now", values: lag_s }]} text={duration} least={0.01} />
+      <Chart title="Log" at={at} series={[{ name: "behind", values: lag_bytes }, { name: "retained", values: retained_bytes }]} text={bytes} least={1024} binary />
     </div>
   );
 }

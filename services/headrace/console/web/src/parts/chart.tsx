@@ -14,6 +14,10 @@ interface ChartProps {
   readonly at: readonly number[];
   readonly series: readonly Series[];
   readonly text: (value: number | null) => string;
+  /** The axis is at least this high, so that silence looks like silence. */
+  readonly least: number;
+  /** Bytes are divided by powers of two. */
+  readonly binary?: boolean;
 }
 
 const HEIGHT = 152;
@@ -23,7 +27,9 @@ function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-function options({ series, text }: ChartProps, width: number): uPlot.Options {
+const POWERS = Array.from({ length: 60 }, (_, power) => 2 ** power);
+
+function options({ series, text, least, binary }: ChartProps, width: number): uPlot.Options {
   const axis = {
     stroke: colour("--dim"),
     font: "12px system-ui, sans-serif",
@@ -37,10 +43,10 @@ function options({ series, text }: ChartProps, width: number): uPlot.Options {
     cursor: { y: false, points: { size: 7 }, drag: { x: false, y: false } },
     padding: [8, 0, 0, 0],
     tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
-    scales: { y: { range: (_plot, _low, high) => [0, Math.max(high * 1.1, 1e-6)] } },
+    scales: { y: { range: (_plot, _low, high) => [0, Math.max((high ?? 0) * 1.1, least)] } },
     axes: [
       { ...axis, size: 26, space: 90, grid: { show: false }, values: (_plot, ticks) => ticks.map(clock) },
-      { ...axis, size: 64, space: 44, values: (_plot, ticks) => ticks.map(text) },
+      { ...axis, size: 64, space: 44, ...(binary ? { incrs: POWERS } : {}), values: (_plot, ticks) => ticks.map(text) },
     ],
     series: [
       {},
