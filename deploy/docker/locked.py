@@ -1,10 +1,10 @@
-"""Prints the part of requirements.lock that an image needs: the packages of the core and of the
-chosen extras, with their hashes.
+"""Prints the part of requirements.lock that an image or `.venv` needs: the packages of the core and of
+the chosen extras and dependency groups, with their hashes.
 
 The lock's own comments name the dependents of each package, so this needs no package index. The
-output is a part of the lock, line for line. Used by the Dockerfile's build stage (so it uses only
-the standard library), by `./taskw sbom` and by `./taskw audit`. Run as `python
-locked.py [EXTRA...]`.
+output is a part of the lock, line for line. Used by the Dockerfile's build stage and by `./taskw`
+(so it uses only the standard library), by `./taskw sbom` and by `./taskw audit`. Run as `python
+locked.py [EXTRA | GROUP]...`; the group `dev` needs the whole lock.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+# The group that includes all others, and whose tests need all extras.
+EVERYTHING = "dev"
 _NAME = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)")
 _WANTED_BY = re.compile(r"^    #(?: via)?\s+([A-Za-z0-9][A-Za-z0-9._-]*)")
 
@@ -63,11 +65,14 @@ def _package(block: list[str]) -> Package:
 
 
 def needed(lock: str, project: str, extras: list[str]) -> list[Package]:
-    """The entries that the core and these extras need, in the lock's order."""
-    declared = tomllib.loads(project)["project"]
-    optional = declared["optional-dependencies"]
-    wishes = [*declared["dependencies"], *(wish for extra in extras for wish in optional[extra])]
+    """The entries that the core and these extras or groups need, in the lock's order."""
     there = packages(lock)
+    if EVERYTHING in extras:
+        return there
+    document = tomllib.loads(project)
+    declared = document["project"]
+    parts = declared["optional-dependencies"] | document.get("dependency-groups", {})
+    wishes = [*declared["dependencies"], *(wish for part in extras for wish in parts[part])]
     names = {canonical(match[1]) for wish in wishes if (match := _NAME.match(wish))}
     while more := {p.name for p in there if p.wanted_by & names} - names:
         names |= more

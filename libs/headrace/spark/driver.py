@@ -19,6 +19,7 @@ from typing import Any
 from headrace import log as logs
 from headrace.embedded.java import java_for_spark
 from headrace.errors import HeadraceError
+from headrace.extras import SPARK_EXTRAS, MissingPackageError
 from headrace.settings import Settings, SnapshotSettings, load
 from headrace.spark.driver_jobs import claim_stdout, serve
 from headrace.spark.driver_protocol import SparkWork
@@ -57,19 +58,18 @@ def main() -> int:
 
 def _session(settings: Settings, folder: Path) -> Any:
     chosen = settings.snapshot
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = os.environ["PYSPARK_PYTHON"]
     if not chosen.spark_remote:
         # Empty means unset to us, but a server without a name to pyspark.
         os.environ.pop("SPARK_REMOTE", None)
-        os.environ.update(java_for_spark(folder).environment())
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = os.environ["PYSPARK_PYTHON"]
     try:
         # Without the extra, there must be an answer, too.
         from pyspark.sql import SparkSession  # noqa: PLC0415
     except ImportError as error:
-        raise SparkError(
-            "pyspark is not installed", remedy="pip install headrace[spark]"
-        ) from error
+        raise MissingPackageError("pyspark", *SPARK_EXTRAS) from error
+    if not chosen.spark_remote:
+        os.environ.update(java_for_spark(folder).environment())
     builder = SparkSession.builder.appName("headrace")
     if chosen.spark_remote:
         return _remote(builder, chosen.spark_remote)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Coroutine
-from importlib import metadata
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli import outcome, service
+from headrace.cli import outcome
 from headrace.cli.archive import commands as archive_commands
 from headrace.cli.audit import commands as audit_commands
 from headrace.cli.backup import commands as backup_commands
@@ -27,13 +27,23 @@ from headrace.cli.sinks import commands as sink_commands
 from headrace.cli.sql import commands as sql_commands
 from headrace.cli.standby import commands as standby_commands
 from headrace.cli.usage import HELP_NAMES, readable
-from headrace.contract.table_patterns import listed
-from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
-from headrace.settings import DeliveryMode, Settings, load
-from headrace.settings.typos import misspelled
 from headrace.suite.services import SERVICES, SINK
 from headrace.terminal.text import plain
+
+if TYPE_CHECKING:
+    from headrace.settings import Settings
+
+
+class DeliveryChoice(StrEnum):
+    """The values of `headrace.settings.DeliveryMode`: the settings are loaded by the commands that
+    use them, not for a help text.
+    """
+
+    EVENT = "event"
+    BATCH = "batch"
+    TRANSACTION = "transaction"
+
 
 app = typer.Typer(
     name="headrace",
@@ -48,7 +58,9 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"headrace {metadata.version('headrace')}")
+        from headrace.cli.version import line
+
+        typer.echo(line())
         raise typer.Exit
 
 
@@ -90,9 +102,12 @@ def settings_from(
     port: int | None = None,
     json: bool | None = None,
     zstd: bool | None = None,
-    delivery: DeliveryMode | None = None,
+    delivery: DeliveryChoice | None = None,
 ) -> Settings:
     """Settings from flags and the environment; exits with one line if they are invalid."""
+    from headrace.contract.values import Encoding
+    from headrace.settings import DeliveryMode, load
+
     try:
         return load(
             os.environ,
@@ -101,7 +116,7 @@ def settings_from(
             process__http_port=port,
             format__encoding=Encoding.JSON if json else None,
             format__zstd=zstd,
-            delivery__mode=delivery,
+            delivery__mode=None if delivery is None else DeliveryMode(delivery),
         )
     except HeadraceError as error:
         fail(error)
@@ -111,6 +126,8 @@ def _add_service(name: str, explain: str) -> None:
     """For the list of commands, and for calls that bypass `headrace.cli.entry`."""
 
     def command(context: typer.Context) -> None:
+        from headrace.cli import service
+
         if name == SINK.name:
             raise typer.Exit(service.run_sink(context.args))
         raise typer.Exit(service.run(name, context.args))
@@ -135,7 +152,7 @@ UpPort = Annotated[
     typer.Option("--port", help="Port of telemetry. [9090 if free; +10 per further suite]"),
 ]
 Delivery = Annotated[
-    DeliveryMode | None,
+    DeliveryChoice | None,
     typer.Option(
         "--delivery", help="Contents of a message, or of an atomic group. [HEADRACE_DELIVERY]"
     ),
@@ -216,13 +233,15 @@ def up(  # noqa: PLR0917  # typer turns them into options
     # Only to report an invalid value before anything starts.
     for suite in suites:
         settings_from(suite.slot, suite.pub, port, json, zstd, delivery)
+    from headrace.settings import DeliveryMode
+
     options = command.Options(
         suites=suites,
         pg_port=pg_port,
         nats_port=nats_port,
         http_port=port,
         json=json,
-        delivery=delivery,
+        delivery=None if delivery is None else DeliveryMode(delivery),
         zstd=zstd,
         zstd_events=zstd_events,
         archive=archive,
@@ -342,6 +361,7 @@ def init(
 ) -> None:
     """Create the missing publication, streams, buckets and replication slot. Safe to repeat."""
     from headrace.cli.setup import init as command
+    from headrace.contract.table_patterns import listed
 
     settings = settings_from(slot, pub)
     wanted = list(listed(tables or ""))
@@ -459,6 +479,10 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def main() -> None:
     # The entry point of the console script; typer needs the program's name, independent of how it
     # was started.
-    for warning in misspelled(os.environ):
-        typer.echo(plain(f"headrace: {warning}"), err=True)
+    # A help text and a shell's completion need no settings, and have no place for a warning.
+    if not {*HELP_NAMES} & {*sys.argv} and "_HEADRACE_COMPLETE" not in os.environ:
+        from headrace.settings.typos import misspelled
+
+        for warning in misspelled(os.environ):
+            typer.echo(plain(f"headrace: {warning}"), err=True)
     readable(typer.main.get_command(app))(prog_name="headrace", args=sys.argv[1:])

@@ -8,12 +8,15 @@ from typing import Any, NoReturn
 
 import typer
 
-from headrace import log as logs
+from headrace.cli import missing
 from headrace.errors import HeadraceError
+from headrace.extras import MissingPackageError
 from headrace.terminal.text import plain
 
 
 def fail(error: Exception, message: str = "") -> NoReturn:
+    if isinstance(error, MissingPackageError):
+        missing.end(error)
     typer.echo(plain(f"headrace: {message or error}"), err=True)
     raise typer.Exit(1) from error
 
@@ -24,6 +27,8 @@ def finish(
     """Run a command to its end; `worded` gives an error's message in its user's words."""
     # Here, as each command's module: `--help` answers without loading them.
     import uvloop
+
+    from headrace import log as logs
 
     logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
     try:

@@ -51,13 +51,6 @@ _CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
     ),
 }
 
-# Services that need more than the core.
-_EXTRAS = {
-    "archiver": "archive",
-    "lake-writer": "lake",
-    "sql-server": "sql",
-    "wal-archiver": "archive",
-}
 # Those with pyarrow, and its memory pool that needs least: the archiver frees a file at a time; the
 # lake-writer frees all the time, for which malloc would take twice the processor time.
 _POOLS = {"archiver": "system", "lake-writer": "jemalloc"}
@@ -193,15 +186,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return lifecycle.EXIT_ERROR
     if name in _POOLS:
         pyarrow_memory.keep_small(_POOLS[name])
-    try:
-        service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get(name)
-        if extra is None or str(error.name).startswith("headrace"):
-            raise
-        missing = f"headrace: {error.name} is not installed: pip install 'headrace[{extra}]'"
-        print(missing, file=sys.stderr)
-        return lifecycle.EXIT_ERROR
+    # A missing package is `entry`'s to explain.
+    service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
 
     async def main(scope: Scope) -> None:
         # Only here: `lifecycle.run` has configured the log by now.

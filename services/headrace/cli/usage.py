@@ -38,6 +38,8 @@ def readable(command: Any) -> Any:
         command.get_help_option(Context(command, help_option_names=HELP_NAMES))
         # Made once, and shown with the others.
         for option in (*command.params, command._help_option):  # noqa: SLF001
+            if option is not None and option.nargs == 1 and not option.multiple:
+                setattr(option, "process_value", _unset_stays_unset(option))  # noqa: B010
             if isinstance(option, TyperOption):
                 option.metavar = placeholder(option)
     if isinstance(command, TyperGroup):
@@ -45,6 +47,22 @@ def readable(command: Any) -> Any:
         for one in command.commands.values():
             readable(one)
     return command
+
+
+def _unset_stays_unset(option: Any) -> Callable[[Context, Any], Any]:
+    """Leave an option alone that was not given: Typer would load pydantic, for a third of a
+    command's start, to find that nothing is valid.
+    """
+    process: Callable[[Context, Any], Any] = option.process_value
+
+    def process_value(context: Context, value: Any) -> Any:
+        if value is not None or option.required:
+            return process(context, value)
+        if option.callback is None:
+            return None
+        return option.callback(context, option, None)
+
+    return process_value
 
 
 def _in_own_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:

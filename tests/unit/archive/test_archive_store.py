@@ -69,18 +69,15 @@ def test_a_full_disk_is_reported_as_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(tmp_path.iterdir()), "no draft takes the room that is missing"
 
 
-WITHOUT = "import sys; sys.modules['pyarrow'] = None; "
+WITHOUT = "import sys; from headrace.cli.entry import main; sys.modules['pyarrow'] = None; "
 
 
 @pytest.mark.parametrize(
     "code",
     [
         "from headrace.archive import WalReader",
-        "from headrace.cli.main import app; app(['archive', 'ls', '--url', 'file:///tmp'])",
-        (
-            "from headrace.cli.main import app; app(['replay', '--into', 'sqlite:///x.db', "
-            "'--url', 'file:///tmp'])"
-        ),
+        "sys.argv[1:] = ['archive', 'ls', '--url', 'file:///tmp']; main()",
+        "sys.argv[1:] = ['replay', '--into', 'sqlite:///x.db', '--url', 'file:///tmp']; main()",
     ],
 )
 def test_without_the_extra_the_error_names_it(code: str, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.up import lake
-from headrace.cli.up.lake import LakeNotInstalledError, with_archive
+from headrace.cli.up.lake import with_archive
 from headrace.errors import SettingError
+from headrace.extras import MissingPackageError
 
 
 def test_without_a_lake_nothing_changes(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lake, "find_spec", lambda name: None if name == "pyiceberg" else object())
-    with pytest.raises(LakeNotInstalledError) as refused:
+    with pytest.raises(MissingPackageError) as refused:
         with_archive({"HEADRACE_LAKE_URL": "file:///lake"}, tmp_path)
     assert "pyiceberg" in str(refused.value)
     assert "headrace[lake]" in str(refused.value)

@@ -27,7 +27,8 @@ def wanted() -> list[Requirement]:
         *project["dependency-groups"].values(),
     ):
         texts += group
-    return [Requirement(text) for text in texts]
+    # A group that is included is there by itself, too.
+    return [Requirement(text) for text in texts if isinstance(text, str)]
 
 
 def blocks() -> list[list[str]]:

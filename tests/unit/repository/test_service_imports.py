@@ -68,6 +68,57 @@ assert "headrace" in shown.getvalue()
 print("loaded", *sorted(set({clients}) & set(sys.modules)))
 """
 CLIENTS = ("aiohttp", "asyncpg", "nats", "prometheus_client", "psycopg", "uvloop")
+# Each would take a tenth to a third of the time until a help text is shown.
+SLOW_HELPERS = ("asyncio", "headrace.settings", "importlib.metadata", "orjson", "pydantic")
+GROUPS = ("archive", "audit", "backup", "dead-letters", "lake", "sinks", "sql", "standby")
+
+
+def loaded_by(arguments: list[str], watched: tuple[str, ...]) -> list[str]:
+    probe = HELP_PROBE.format(arguments=arguments, clients=watched)
+    shown = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
+    return shown.stdout.split()
+
+
+@pytest.mark.parametrize("name", ["tail", "snapshot", "up", *GROUPS])
+def test_a_help_text_loads_only_what_shows_it(name: str) -> None:
+    assert loaded_by([name, "--help"], (*CLIENTS, *SLOW_HELPERS)) == ["loaded"]
+
+
+def test_the_version_is_shown_without_a_command_line() -> None:
+    assert loaded_by(["--version"], (*CLIENTS, *SLOW_HELPERS, "rich", "typer")) == ["loaded"]
+
+
+COMPLETION = """
+import sys
+from headrace.cli.entry import main
+sys.argv[0] = "headrace"
+try:
+    main()
+finally:
+    print("loaded", *sorted(set({watched}) & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_without_loading_what_runs_them(shell: str) -> None:
+    watched = tuple(name for name in (*CLIENTS, *SLOW_HELPERS) if name != "pydantic")
+    shown = subprocess.run(
+        [sys.executable, "-c", COMPLETION.format(watched=watched)],
+        env={
+            "_HEADRACE_COMPLETE": f"complete_{shell}",
+            "COMP_WORDS": "headrace lake com",
+            "COMP_CWORD": "2",
+            "_TYPER_COMPLETE_ARGS": "headrace lake com",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "compact" in shown.stdout, shown.stderr
+    assert shown.stdout.splitlines()[-1] == "loaded"
 
 
 @pytest.mark.parametrize(
@@ -77,8 +128,4 @@ def test_a_command_that_only_explains_itself_loads_no_client_and_no_server(
     arguments: list[str],
 ) -> None:
     # They would triple the time it takes; shells call it for each completion.
-    probe = HELP_PROBE.format(arguments=arguments, clients=CLIENTS)
-    shown = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
-    )
-    assert shown.stdout.split() == ["loaded"]
+    assert loaded_by(arguments, CLIENTS) == ["loaded"]

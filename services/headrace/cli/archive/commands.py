@@ -10,7 +10,6 @@ import typer
 
 from headrace.cli.outcome import fail
 from headrace.errors import HeadraceError
-from headrace.settings import load
 
 app = typer.Typer(
     name="archive",
@@ -34,12 +33,10 @@ From = Annotated[
 def finish(work: Callable[[Any, str], None], url: str | None) -> None:
     """Run a function of `archive.read` on the selected archive; an expected error is one line."""
     try:
-        # It needs an extra: a missing one is reported with the command that installs it.
         from headrace.cli.archive import read
+        from headrace.settings import load
 
         work(read, read.chosen_url(url, load(os.environ).archive.url))
-    except ModuleNotFoundError as error:
-        fail(error, f"{error.name} is not installed: pip install 'headrace[archive]'")
     except HeadraceError as error:
         fail(error)
 
@@ -144,6 +141,7 @@ def replay(  # noqa: PLR0917  # typer turns them into options
     def work(_: Any, where: str) -> None:
         from headrace.cli.archive import replay as command
         from headrace.cli.archive.replay_range import ReplayRange, ReplayRun
+        from headrace.settings import load
 
         run = ReplayRun(ReplayRange(where, begin, end, tuple(tables or ()), past_gaps))
         try:

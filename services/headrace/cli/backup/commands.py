@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,8 +36,6 @@ def on_store(url: str | None, work: Callable[[Settings, BackupStore], None]) -> 
 
         settings = chosen(url)
         work(settings, opened(settings))
-    except ModuleNotFoundError as error:
-        fail(error, f"{error.name} is not installed: pip install 'headrace[archive]'")
     except HeadraceError as error:
         fail(error)
 
@@ -49,8 +46,6 @@ def chosen_settings(url: str | None) -> Settings:
         from headrace.cli.backup.opened import chosen
 
         return chosen(url)
-    except ModuleNotFoundError as error:
-        fail(error, f"{error.name} is not installed: pip install 'headrace[archive]'")
     except HeadraceError as error:
         fail(error)
 
@@ -172,6 +167,8 @@ def verify(
 
     def work(settings: Settings, store: BackupStore) -> None:
         nonlocal code
+        import asyncio
+
         from headrace.cli.backup import check
 
         code = asyncio.run(check.run(settings, store, offline=offline, as_json=as_json))

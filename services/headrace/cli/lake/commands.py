@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,8 +45,6 @@ def _finish(work: Callable[[], None]) -> None:
     """Run a command; an expected error is one line."""
     try:
         work()
-    except ModuleNotFoundError as error:
-        fail(error, f"{error.name} is not installed: pip install 'headrace[lake]'")
     except HeadraceError as error:
         fail(error)
 
@@ -93,6 +90,8 @@ def status(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False)
     """Show the last cut, its distance to the source, and what waits."""
 
     def work(lake: Lake) -> None:
+        import asyncio
+
         from headrace.cli.lake import look
 
         asyncio.run(look.status(lake, as_json=as_json))
@@ -228,6 +227,8 @@ def verify(
 
     def work(lake: Lake) -> None:
         nonlocal code
+        import asyncio
+
         from headrace.cli.lake import verify as command
 
         code = asyncio.run(command.verify(lake, tables or [], wait, as_json=as_json))

