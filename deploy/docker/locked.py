@@ -1,5 +1,5 @@
-"""Prints the part of requirements.lock that an image or `.venv` needs: the packages of the core and of
-the chosen extras and dependency groups, with their hashes.
+"""Prints the part of requirements.lock that an image or `.venv` needs: the packages of the core and
+of the chosen extras and dependency groups, with their hashes.
 
 The lock's own comments name the dependents of each package, so this needs no package index. The
 output is a part of the lock, line for line. Used by the Dockerfile's build stage and by `./taskw`

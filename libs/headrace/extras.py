@@ -57,7 +57,7 @@ class MissingPackageError(HeadraceError):
 
 
 def missing_package(error: ModuleNotFoundError, command: str = "") -> MissingPackageError:
-    """The error for users, if the module is an optional package's; else the same error goes on."""
+    """The error for users if the module is of an optional package; else raise it again."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         raise error

@@ -27,7 +27,7 @@ from headrace.suite.services import SERVICES
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SENTENCE = re.compile(r"Install it with `pip install 'headrace\[([a-z,]+)\]'`")
-# What a command needs that isn't in the core; every other one gets as far as its servers.
+# The extra that a command needs; every other one gets as far as its servers.
 NEEDS = {
     "archive": "archive",
     "archiver": "archive",
@@ -169,7 +169,7 @@ def test_the_environment_has_the_core_and_nothing_optional(python: Path) -> None
 def test_every_command_says_in_one_sentence_what_it_misses(python: Path, tmp_path: Path) -> None:
     config = tmp_path / "headrace.toml"
     config.write_text('[[sink]]\nname = "x"\nto = "https://127.0.0.1:9/"\ntables = ["*"]\n')
-    # These need nothing more, and would wait for their servers for ever.
+    # These need nothing more, and would wait for their servers forever.
     endless = {name for name in SERVICES if name not in NEEDS} | {"sink", "mirror", "verify"}
     commands = [
         command for command in leaves(typer.main.get_command(app)) if command[0] not in endless

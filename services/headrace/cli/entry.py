@@ -38,13 +38,13 @@ def _run(arguments: list[str]) -> None:
 
 
 def _explain(error: ModuleNotFoundError, arguments: list[str]) -> None:
-    """Report a missing optional package; an error of any other module goes on."""
+    """Report a missing optional package; raise the error of any other module again."""
     from headrace.cli import missing
     from headrace.extras import missing_package
     from headrace.suite.services import SERVICES, SINK
 
     explained = missing_package(error, *arguments[:1])
-    # Whoever supervises a service restarts it, and also installs.
+    # A supervisor restarts a service, so it must not install anything.
     if arguments[:1] and arguments[0] in (*SERVICES, SINK.name):
         missing.report(explained)
     missing.end(explained)

@@ -24,7 +24,8 @@ def end(error: MissingPackageError) -> NoReturn:
     """Install the package and run the command again, if this is a clone's; else report it."""
     if _AGAIN not in os.environ and installed(error.extras):
         os.environ[_AGAIN] = "1"
-        os.execv(sys.executable, [sys.executable, "-m", "headrace.cli", *sys.argv[1:]])  # noqa: S606  # the same command, from the start
+        again = [sys.executable, "-m", "headrace.cli", *sys.argv[1:]]
+        os.execv(sys.executable, again)  # noqa: S606  # the same command
     report(error)
 
 

@@ -186,7 +186,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return lifecycle.EXIT_ERROR
     if name in _POOLS:
         pyarrow_memory.keep_small(_POOLS[name])
-    # A missing package is `entry`'s to explain.
+    # `entry` explains a missing package.
     service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
 
     async def main(scope: Scope) -> None:

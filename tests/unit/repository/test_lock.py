@@ -27,7 +27,7 @@ def wanted() -> list[Requirement]:
         *project["dependency-groups"].values(),
     ):
         texts += group
-    # A group that is included is there by itself, too.
+    # A group that is included is listed, too.
     return [Requirement(text) for text in texts if isinstance(text, str)]
 
 
