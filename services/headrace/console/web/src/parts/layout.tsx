@@ -86,6 +86,13 @@ interface AnsweredProps<T> {
 export function Answered<T>({ answer, children }: AnsweredProps<T>) {
   const { data, problem, at } = answer;
   if (data === null && problem === null) return <div class="loading">Loading…</div>;
+  if (data === null && problem?.status === 404) {
+    return (
+      <Card>
+        <Empty title={problem.message}>{problem.remedy}</Empty>
+      </Card>
+    );
+  }
   return (
     <>
       {problem && <ProblemBox message={problem.message} remedy={problem.remedy} />}

@@ -1,1 +1,0 @@
-import{a,b}from"./chunk-QKH6S3LK.js";import"./chunk-CAXNKOAA.js";import"./chunk-K272KIBD.js";import"./chunk-PC5SGHW5.js";import"./chunk-Z4MBGQMX.js";import"./chunk-JK6RYQQQ.js";import"./chunk-H4O2HKTV.js";import"./chunk-J2QK5D2U.js";export{b as default,a as fullName};
