@@ -28,7 +28,7 @@ DATABASE = "postgres"
 SERVICE = "wal-archiver"
 # Nothing listens there: backups need no NATS.
 NO_NATS = "nats://127.0.0.1:9"
-READY_S = 60.0
+READY_S = 240.0
 
 _TABLES = """
 SELECT format('%I.%I', schemaname, tablename) FROM pg_tables
