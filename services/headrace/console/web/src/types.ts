@@ -1,5 +1,5 @@
 // The API's schemas under short names; api.d.ts is generated from openapi.yaml.
-import type { components } from "./api";
+import type { components, paths } from "./api";
 
 type Schemas = components["schemas"];
 export type Acts = Schemas["Acts"];
@@ -37,3 +37,10 @@ export type Tables = Schemas["Tables"];
 export type Trace = Schemas["Trace"];
 export type Transaction = Schemas["Transaction"];
 export type Waterline = Schemas["Waterline"];
+
+type Filled<Path extends string> = Path extends `${infer Before}{${string}}${infer After}`
+  ? `${Before}${string}${Filled<After>}`
+  : Path;
+type Below<Path extends string> = Path extends `/api/v1${infer Rest}` ? Filled<Rest> : never;
+/** A path that the description has. */
+export type ApiPath = Below<keyof paths & string>;

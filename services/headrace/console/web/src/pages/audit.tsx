@@ -14,7 +14,7 @@ const OPERATIONS = [["", "All"], ["INSERT", "Inserts"], ["UPDATE", "Updates"], [
 export default function AuditPage() {
   const { query } = route.value;
   const asked = Object.fromEntries([...FILTERS, "cursor"].map((name) => [name, query.get(name)]));
-  const answer = useQuery<AuditTransactions>("/audit/changes", { ...asked, limit: 50 }, query.has("cursor") ? 0 : 5000);
+  const answer = useQuery<AuditTransactions>("/audit/transactions", { ...asked, limit: 50 }, query.has("cursor") ? 0 : 5000);
   const revert = query.get("revert");
   const filtered = FILTERS.some((name) => query.has(name));
   return (

@@ -8,7 +8,7 @@ import { fromAddress } from "../pure/position";
 import { tableHref } from "../pure/search";
 import { useQuery } from "../state/query";
 import { navigate, route, withQuery } from "../state/route";
-import type { RowHistory, TableAnswer } from "../types";
+import type { ApiPath, RowHistory, TableAnswer } from "../types";
 
 type Key = Readonly<Record<string, string>>;
 
@@ -29,7 +29,7 @@ export default function RowPage() {
   const [, token = "", values] = route.value.parts;
   const table = useQuery<TableAnswer>(`/tables/${encodeURIComponent(token)}`);
   const key = keyOf(values, table.data?.table.primary_key ?? null);
-  const path = key ? `/rows/${encodeURIComponent(token)}/history` : null;
+  const path: ApiPath | null = key ? `/rows/${encodeURIComponent(token)}/history` : null;
   const query = { key: key && JSON.stringify(key), cursor: route.value.query.get("cursor") };
   const answer = useQuery<RowHistory>(path, query, 5000);
   const revert = route.value.query.get("revert");

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { act, Problem } from "../state/api";
-import type { Done, Plan } from "../types";
+import type { ApiPath, Done, Plan } from "../types";
 import { utc, visible } from "../pure/format";
 import { Dialog } from "./dialog";
 import { Field } from "./form";
@@ -12,7 +12,7 @@ import { Copy } from "./marks";
 interface ActDialogProps {
   readonly title: string;
   readonly button: string;
-  readonly path: string;
+  readonly path: ApiPath;
   readonly body?: Readonly<Record<string, unknown>>;
   readonly children?: ComponentChildren;
   readonly onClose: () => void;

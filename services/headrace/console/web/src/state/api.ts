@@ -1,5 +1,7 @@
 // Requests to the console's API. Every refusal becomes a `Problem` with what to do about it.
 
+import type { ApiPath } from "../types";
+
 export interface ProblemBody {
   readonly title?: string;
   readonly detail?: string;
@@ -25,7 +27,7 @@ export type Query = Readonly<Record<string, string | number | boolean | null | u
 
 const BASE = "/api/v1";
 
-export function address(path: string, query: Query = {}): string {
+export function address(path: ApiPath, query: Query = {}): string {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
     if (value !== null && value !== undefined && value !== "") parts.set(name, String(value));
@@ -55,7 +57,7 @@ async function ask(url: string, init: RequestInit): Promise<Response> {
   return answer;
 }
 
-export async function get<T>(path: string, query: Query = {}, signal?: AbortSignal): Promise<T> {
+export async function get<T>(path: ApiPath, query: Query = {}, signal?: AbortSignal): Promise<T> {
   const answer = await ask(address(path, query), { signal: signal ?? null });
   return (await answer.json()) as T;
 }
@@ -63,7 +65,7 @@ export async function get<T>(path: string, query: Query = {}, signal?: AbortSign
 /** An act. The key makes a repeated request act once. */
 export async function act<T>(
   method: "POST" | "PUT" | "DELETE",
-  path: string,
+  path: ApiPath,
   body: unknown = {},
   query: Query = {},
 ): Promise<T> {

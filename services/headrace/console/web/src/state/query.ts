@@ -1,6 +1,7 @@
 // What a page has asked the API, asked again while the page is shown. A failure keeps the last
 // answer, with its time, and says so: nothing old passes for current.
 import { useEffect, useRef, useState } from "preact/hooks";
+import type { ApiPath } from "../types";
 import { get, Problem, type Query } from "./api";
 
 export interface Answer<T> {
@@ -21,7 +22,7 @@ interface Held<T> {
 const RETRY_MS = 1000;
 
 /** The answer to this question; without a path, nothing is asked. */
-export function useQuery<T>(path: string | null, query: Query = {}, everyMs = 0): Answer<T> {
+export function useQuery<T>(path: ApiPath | null, query: Query = {}, everyMs = 0): Answer<T> {
   const asked = path === null ? "" : `${path} ${JSON.stringify(query)}`;
   const [held, hold] = useState<Held<T>>({ asked: "", data: null, problem: null, at: 0 });
   const [turn, setTurn] = useState(0);

@@ -1,1 +1,0 @@
-import{a,b}from"./chunk-CBQXHL5L.js";import"./chunk-GTTBLUT7.js";import"./chunk-YT2GZAW3.js";import"./chunk-IDZKCBBC.js";import"./chunk-5YKFFWRK.js";import"./chunk-TJ776VFM.js";import"./chunk-H4O2HKTV.js";import"./chunk-6Q3XWZTV.js";export{b as default,a as fullName};
