@@ -1,0 +1,352 @@
+"""The console in a browser, on real servers: every page in every size and theme, found by the
+keyboard, exact under load, and honest while something is away.
+
+HEADRACE_CONSOLE_SIZES=all opens every page in each size and theme, HEADRACE_CONSOLE_SECONDS is the
+length of the load, and HEADRACE_CONSOLE_PICTURES a folder for pictures of the pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from headrace.console import __file__ as package
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.ports import free_port
+from headrace.testing.browser import Browser, browser, chromium
+from headrace.testing.database import fresh_database
+from headrace.testing.line import Line, running_line
+from headrace.testing.names import Names
+from headrace.testing.servers import SessionServers
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(chromium() is None, reason="Chromium is not installed"),
+    pytest.mark.skipif(find_spec("headrace.console.service") is None, reason="no service yet"),
+    pytest.mark.timeout(1200),
+]
+TIMEOUT_S = 120.0
+AXE = Path(package).parent / "web" / "node_modules" / "axe-core" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
+LOOKS = [(1280, 900, False), (390, 844, True)]
+ALL_LOOKS = [
+    (width, height, dark)
+    for width, height in ((390, 844), (1280, 900), (1920, 1080))
+    for dark in (False, True)
+]
+# Markup, direction marks, a control character and the longest name that PostgreSQL takes.
+HOSTILE = ["<img src=x onerror=alert(1)>", "\u202etxet\u202c", "a\x07b", "n" * 63]
+PICTURES = {"/": "overview", "/events": "events", "/tables": "tables"}
+RATE = 5000
+LONG_TASK_MS = 50
+
+
+@dataclass(frozen=True)
+class World:
+    """A line with a console at an address that it keeps."""
+
+    line: Line
+    nats: EmbeddedNats
+    port: int
+    telemetry: int
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start_console(self) -> None:
+        await self.line.suite.start(
+            "console",
+            HEADRACE_HTTP_PORT=str(self.port),
+            HEADRACE_CONSOLE_TELEMETRY_URL=f"http://127.0.0.1:{self.telemetry}",
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    server = session_servers.new_nats()
+    await server.start()
+    folder = tmp_path_factory.mktemp("line")
+    postgres = session_servers.shared_postgres(18)
+    try:
+        async with (
+            fresh_database(postgres, Names.new().other("db")) as database,
+            running_line(
+                database,
+                server,
+                folder,
+                {"HEADRACE_STREAM_INTERVAL_S": "0.2", "HEADRACE_AUDIT": "true"},
+            ) as line,
+        ):
+            world = World(line, server, free_port(), free_port())
+            await line.suite.start("schema-publisher")
+            await line.suite.start("telemetry", HEADRACE_HTTP_PORT=str(world.telemetry))
+            await line.suite.start("audit-writer")
+            await line.suite.logged("audit-writer", "audit_follows", timeout_s=TIMEOUT_S)
+            await world.start_console()
+            await fill(line)
+            yield world
+    finally:
+        session_servers.discard(server)
+
+
+async def fill(line: Line) -> None:
+    """Some tables with ordinary and with hostile names, and some changes."""
+    await line.execute(
+        "CREATE TABLE users (id bigint PRIMARY KEY, name text NOT NULL, note jsonb, at timestamptz)",
+        "INSERT INTO users SELECT n, 'user ' || n, '{\"n\": 9007199254740993}', now()"
+        " FROM generate_series(1, 300) n",
+        "ALTER TABLE users ADD COLUMN mail text",
+        "UPDATE users SET name = 'Ada', mail = '' WHERE id = 7",
+        "DELETE FROM users WHERE id = 8",
+    )
+    for name in HOSTILE:
+        await line.execute(
+            f'CREATE TABLE "{name}" (id int PRIMARY KEY, "{name}" text)',
+            f"INSERT INTO \"{name}\" VALUES (1, '{name}')",
+        )
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(world: World, tmp_path: Path) -> AsyncIterator[Browser]:
+    """The overview, in a profile that has seen nothing."""
+    await until_answers(world)
+    async with browser(tmp_path, f"{world.base}/") as page:
+        await page.listen()
+        await page.shows("Waterline")
+        yield page
+
+
+async def until_answers(world: World) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", world.port)
+                writer.close()
+                return
+            await asyncio.sleep(0.1)
+
+
+async def until(page: Browser, condition: str) -> None:
+    """Wait until a JavaScript expression is true in the page."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not await page.evaluate(condition):  # noqa: ASYNC110  # the page tells nobody
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        text = await page.evaluate("document.body.innerText")
+        raise AssertionError(f"never true: {condition}\n{text}") from None
+
+
+async def settled(page: Browser, path: str) -> None:
+    """The page at this path shows what it has to show."""
+    await until(page, f"location.pathname + location.search === {json.dumps(path)}")
+    await until(page, "!!document.querySelector('h1') && !document.querySelector('.loading')")
+
+
+async def visit(page: Browser, world: World, path: str) -> None:
+    await page.go(world.base + path)
+    await settled(page, path)
+
+
+async def newest_update(page: Browser) -> str:
+    """The position of the change of user 7, as the API has it."""
+    found = await page.evaluate(
+        "fetch('/api/v1/events?table=users&op=UPDATE&key=7').then((a) => a.json())"
+        ".then((e) => e.items[0]?.position ?? '')"
+    )
+    assert found, "the change is not found"
+    return str(found)
+
+
+async def paths(page: Browser) -> list[str]:
+    position = (await newest_update(page)).replace("/", "-").replace("+", "-")
+    lsn = position.rpartition("-")[0]
+    return [
+        "/", "/tables", "/tables/users", "/tables/users/schema", "/tables/users/events",
+        "/gaps", "/parked", "/system/settings", "/system/doctor", "/events", "/events?table=users&op=UPDATE", f"/events?open={position}", f"/events/{position}",
+        f"/tx/{lsn}", "/audit", f"/audit?revert={lsn}", "/rows/users/7", "/snapshots", "/consumers", "/system", "/system/acts", "/nowhere",
+    ]  # fmt: skip
+
+
+async def is_calm(page: Browser, look: str) -> None:
+    """Nothing sticks out, nothing complains, and assistive technology can read everything."""
+    wide = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1], f"{look}: {wide}"
+    if AXE.exists():
+        await page.evaluate(await asyncio.to_thread(AXE.read_text) + ";0")
+        found = await page.evaluate(
+            f"axe.run(document, {{runOnly: {RULES}}}).then((r) => r.violations.map((v) =>"
+            " v.id + ' ' + v.nodes.map((n) => n.target + ' ' + n.failureSummary).join('; ')))"
+        )
+        assert found == [], look
+    assert page.complaints == [], look
+
+
+async def test_every_page_is_calm_in_every_size_and_theme(world: World, page: Browser) -> None:
+    if os.environ.get("CI") == "true":
+        assert AXE.exists() or shutil.which("npm") is None, "run npm ci in the console's web folder"
+    looks = ALL_LOOKS if os.environ.get("HEADRACE_CONSOLE_SIZES") == "all" else LOOKS
+    for path in await paths(page):
+        for width, height, dark in looks:
+            await page.looks_like(width, height, dark=dark)
+            await visit(page, world, path)
+            await is_calm(page, f"{path} at {width}, dark {dark}")
+            await keep_picture(page, path, width, dark=dark)
+
+
+async def keep_picture(page: Browser, path: str, width: int, *, dark: bool) -> None:
+    folder = os.environ.get("HEADRACE_CONSOLE_PICTURES")
+    name = PICTURES.get(path)
+    if folder and name and width == 1280 and not dark:
+        # As high as the page is long, so that what stays in place reaches its end.
+        await page.looks_like(width, await page.evaluate("document.documentElement.scrollHeight"))
+        file = Path(folder, f"console-{name}.png")
+        await asyncio.to_thread(file.write_bytes, await page.screenshot())
+
+
+async def test_a_change_is_found_and_traced_without_a_pointer(world: World, page: Browser) -> None:
+    position = await newest_update(page)
+    await page.press("/")
+    await until(page, "document.activeElement?.id === 'search'")
+    await page.write(position)
+    await page.shows(f"Event {position}")
+    await page.press("Enter")
+    await settled(page, "/events/" + position.replace("/", "-").replace("+", "-"))
+    await page.shows("Ada")
+    await until(page, "document.querySelectorAll('.stations .done').length >= 2")
+    assert page.complaints == []
+
+
+async def test_the_trail_has_the_change_its_row_and_the_sql_that_undoes_it(
+    world: World, page: Browser
+) -> None:
+    position = await newest_update(page)
+    await visit(page, world, "/rows/users/7")
+    await until(page, f"document.body.innerText.includes({json.dumps(position)})")
+    await page.shows("user 7")
+    await page.evaluate("[...document.links].find((a) => a.text === 'Preview its revert').click()")
+    await until(page, "!!document.querySelector('dialog[open] pre')")
+    sql = await page.text("dialog[open] pre")
+    assert "UPDATE" in sql
+    assert "'user 7'" in sql
+    await page.press("Escape")
+    await until(page, "!document.querySelector('dialog') && !location.search.includes('revert')")
+    assert page.complaints == []
+
+
+async def test_names_and_values_that_people_wrote_are_text(world: World, page: Browser) -> None:
+    await visit(page, world, "/tables")
+    await page.shows(HOSTILE[0])
+    assert await page.evaluate("document.querySelectorAll('main img').length") == 0
+    shown = str(await page.evaluate("document.querySelector('main').innerText"))
+    assert "\u202e" not in shown
+    assert "\\u202etxet" in shown
+    assert "a\\x07b" in shown
+    assert page.complaints == []
+
+
+async def test_integers_keep_every_digit(world: World, page: Browser) -> None:
+    position = (await newest_update(page)).replace("/", "-").replace("+", "-")
+    await visit(page, world, f"/events/{position}")
+    await page.shows("9007199254740993")
+
+
+async def test_live_events_are_each_listed_once_and_counted_exactly(
+    world: World, page: Browser
+) -> None:
+    await world.line.execute("CREATE TABLE live (id int PRIMARY KEY)")
+    await visit(page, world, "/events?table=live&op=INSERT")
+    await until(page, "!!document.querySelector('[data-count=matched]')")
+    for number in range(50):
+        await world.line.execute(f"INSERT INTO live VALUES ({number})")
+    (stored,) = await world.line.database.fetch("SELECT count(*) FROM live")
+    await until(page, f"{count_of('matched')} === {stored[0]}")
+    assert await page.evaluate("document.querySelector('[role=grid]').ariaRowCount") == "51"
+    await page.press("p")
+    await until(page, "location.search.includes('paused=1')")
+    await world.line.execute("INSERT INTO live SELECT generate_series(50, 59)")
+    await until(page, f"{count_of('waiting')} === 10")
+    assert await page.evaluate("document.querySelector('[role=grid]').ariaRowCount") == "51"
+    await page.press("p")
+    await until(page, "document.querySelector('[role=grid]').ariaRowCount === '61'")
+
+
+def count_of(name: str) -> str:
+    return f"Number(document.querySelector('[data-count={name}]')?.textContent.replace(/\\D/g, ''))"
+
+
+async def test_a_console_that_was_killed_is_noticed_and_nothing_is_listed_twice(
+    world: World, page: Browser
+) -> None:
+    await world.line.execute("CREATE TABLE kept (id int PRIMARY KEY)")
+    await visit(page, world, "/events?table=kept&op=INSERT")
+    await until(page, "!!document.querySelector('[data-count=matched]')")
+    await world.line.execute("INSERT INTO kept SELECT generate_series(1, 5)")
+    await until(page, "document.querySelector('[role=grid]').ariaRowCount === '6'")
+    began = time.monotonic()
+    await world.line.suite.kill("console")
+    await page.shows("No connection")
+    noticed = time.monotonic() - began
+    print(f"the banner came after {noticed:.1f} s")
+    await world.line.execute("INSERT INTO kept SELECT generate_series(6, 10)")
+    await world.start_console()
+    await until(page, "document.querySelector('[role=grid]').ariaRowCount === '11'")
+    await until(page, "!document.querySelector('.banner')")
+    await world.line.execute("INSERT INTO kept SELECT generate_series(11, 12)")
+    await until(page, "document.querySelector('[role=grid]').ariaRowCount === '13'")
+    page.complaints.clear()  # refused connections are what Chromium reports meanwhile
+
+
+async def test_nothing_looks_well_while_nats_is_away(world: World, page: Browser) -> None:
+    await until(page, "!document.querySelector('.banner')")
+    await world.nats.stop()
+    try:
+        await page.shows("NATS can\u2019t be read")
+    finally:
+        await world.nats.start()
+    await until(page, "!document.querySelector('.banner')")
+
+
+async def test_a_burst_is_counted_exactly_and_the_page_stays_responsive(
+    world: World, page: Browser
+) -> None:
+    seconds = float(os.environ.get("HEADRACE_CONSOLE_SECONDS", "4"))
+    await world.line.execute("CREATE TABLE burst (id bigint PRIMARY KEY, text text)")
+    await visit(page, world, "/events?table=burst&op=INSERT")
+    await until(page, "!!document.querySelector('[data-count=matched]')")
+    await page.evaluate(
+        "window.longest = 0; new PerformanceObserver((list) => { for (const e of list.getEntries())"
+        " longest = Math.max(longest, e.duration) }).observe({type: 'longtask'}); 0"
+    )
+    written = 0
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        await world.line.execute(
+            f"INSERT INTO burst SELECT n, repeat('x', 100) FROM generate_series({written + 1},"
+            f" {written + RATE // 10}) n"
+        )
+        written += RATE // 10
+        await asyncio.sleep(max(0.0, written / RATE - (time.monotonic() - began)))
+    await until(page, f"{count_of('matched')} === {written}")
+    listed = await page.evaluate("Number(document.querySelector('[role=grid]').ariaRowCount) - 1")
+    hidden = await page.evaluate(f"{count_of('not-shown')} || 0")
+    assert listed + hidden == written
+    assert await page.evaluate("document.querySelectorAll('*').length") <= 2500
+    longest = await page.evaluate("longest")
+    print(f"{written} events in {seconds} s, {listed} listed, longest task {longest} ms")
+    if "HEADRACE_CONSOLE_SECONDS" in os.environ:
+        assert longest <= LONG_TASK_MS
