@@ -1,4 +1,5 @@
 """The limits, authorization and answers that all HTTP ports of the suite share.
 
-Only `process`, `telemetry`, `audit_writer` and `lake_writer` may import it. It never opens a port.
+Only `process`, `telemetry`, `audit_writer`, `lake_writer` and `console` may import it. It never
+opens a port.
 """

@@ -18,6 +18,9 @@ ANSWER_TIMEOUT_S = 15.0
 IDLE_TIMEOUT_S = 30.0
 BODY_BYTES_MAX = 64 * 1024
 
+# Paths of an application whose answers have no end: streams of events.
+ENDLESS_PATHS: web.AppKey[frozenset[str]] = web.AppKey("endless_paths", frozenset)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -46,6 +49,8 @@ class Door:
         async def in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
             # aiohttp calls a middleware when the head has arrived, before it reads the body.
             self._silent.discard(request.protocol)
+            if request.path in app.get(ENDLESS_PATHS, ()):
+                return await handler(request)
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     return await handler(request)

@@ -7,6 +7,7 @@ these declarations.
 from __future__ import annotations
 
 from headrace.metrics.backup_figures import BACKUP_FIGURES
+from headrace.metrics.console_figures import CONSOLE_FIGURES
 from headrace.metrics.figure import (
     ARCHIVER,
     AUDIT,
@@ -427,6 +428,7 @@ FIGURES = (
     *LAKE_FIGURES,
     *BACKUP_FIGURES,
     *SQL_FIGURES,
+    *CONSOLE_FIGURES,
     *SINK_FIGURES,
     *_AUDIT,
     *_TELEMETRY,

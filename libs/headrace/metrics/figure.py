@@ -16,6 +16,7 @@ AUDIT = "audit-writer"
 LAKE = "lake-writer"
 WAL_ARCHIVER = "wal-archiver"
 SQL = "sql-server"
+CONSOLE = "console"
 MIRROR = "mirror"
 SINK = "sink"
 VERIFY = "verify"
@@ -30,6 +31,7 @@ SERVICES = (
     WAL_ARCHIVER,
     SQL,
     SINK,
+    CONSOLE,
     TELEMETRY,
     MIRROR,
     VERIFY,

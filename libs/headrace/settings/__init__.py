@@ -31,6 +31,7 @@ from headrace.settings.choices import (
     SnapshotValues,
 )
 from headrace.settings.connections import NatsSettings, PostgresSettings
+from headrace.settings.console import ConsoleSettings
 from headrace.settings.declaration import load_group, setting
 from headrace.settings.lake import LakeSettings
 from headrace.settings.operation import OtelSettings, ProcessSettings, WatchSettings
@@ -51,6 +52,7 @@ __all__ = [
     "BackupSettings",
     "BusSettings",
     "Compat",
+    "ConsoleSettings",
     "DeliveryMode",
     "DeliverySettings",
     "Durability",
@@ -101,6 +103,7 @@ class Settings:
     lake: LakeSettings = field(default_factory=LakeSettings)
     backup: BackupSettings = field(default_factory=BackupSettings)
     sql: SqlSettings = field(default_factory=SqlSettings)
+    console: ConsoleSettings = field(default_factory=ConsoleSettings)
     sinks: SinkSettings = field(default_factory=SinkSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     otel: OtelSettings = field(default_factory=OtelSettings)

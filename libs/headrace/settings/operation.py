@@ -136,7 +136,7 @@ class ProcessSettings:
         "HTTP port of the service. 0 picks a free port. Unset, each service uses its own: "
         "telemetry 9090, wal-reader 9091, publisher 9092, snapshot-responder 9093, "
         "schema-publisher 9094, archiver 9095, audit-writer 9096, lake-writer 9097, "
-        "sql-server 9099, wal-archiver 9089, sink 9088.",
+        "sql-server 9099, wal-archiver 9089, console 9087, sink 9088.",
         least=0,
     )
     stats_interval_s: float = setting(

@@ -67,6 +67,13 @@ SQL_SERVER = ServiceFacts(
     ("sql_connections", "sql_statements", "sql_cuts", "sql_cut_age_seconds"),
     optional=True,
 )
+CONSOLE = ServiceFacts(
+    "console",
+    9087,
+    "Show the suite in a browser, trace changes, and act for those who may.",
+    ("console_live_tabs", "console_requests", "console_refusals"),
+    optional=True,
+)
 SNAPSHOT_RESPONDER = ServiceFacts(
     "snapshot-responder",
     9093,
@@ -107,6 +114,7 @@ SERVICES = {
         SQL_SERVER,
         SNAPSHOT_RESPONDER,
         SCHEMA_PUBLISHER,
+        CONSOLE,
         TELEMETRY,
     )
 }

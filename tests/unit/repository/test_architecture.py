@@ -93,7 +93,8 @@ def module_file(name: str) -> Path | None:
 
 def test_all_services_are_there() -> None:
     five = {"wal_reader", "publisher", "snapshot_responder", "schema_publisher", "telemetry"}
-    optional = {"archiver", "audit_writer", "lake_writer", "sink", "sql_server", "wal_archiver"}
+    optional = {"archiver", "audit_writer", "console", "lake_writer", "sink", "sql_server"}
+    optional.add("wal_archiver")
     assert services() == five | optional
 
 

@@ -332,19 +332,25 @@ class _Up:
             for place in self._servers.places(first.postgres, first.nats)
         ]
         for suite in self._suites:
-            for name in ("telemetry", *(name for name in suite.ports if name != "telemetry")):
+            # The pages for a browser come first.
+            pages_of = {"console": "/   (in a browser)", "telemetry": "/  /status  /metrics"}
+            first_names = [name for name in pages_of if name in suite.ports]
+            for name in dict.fromkeys([*first_names, *suite.ports]):
                 url = suite.supervisor.url(name)
                 pid = suite.supervisor.pid(name)
-                if name == "telemetry":
-                    pages = "/  /status  /metrics"
-                else:
-                    pages = "/readyz  /metrics"
+                pages = pages_of.get(name, "/readyz  /metrics")
                 rows.append(ServiceRow(f"{suite.label}{name}", url, pid, pages))
         self._view.table(rows, self._hints())
         self._view.say(
             f"Up after {time.monotonic() - self._begun:.1f} s. Logs are in "
             f"{_short(self._folder)}/logs."
         )
+
+    def _page(self) -> str:
+        """The service whose page shows the suite."""
+        if "console" in self._suites[0].ports:
+            return "console"
+        return "telemetry"
 
     def _hints(self) -> list[tuple[str, str]]:
         environment = _short(self._folder / "env")
@@ -359,9 +365,9 @@ class _Up:
             if suite.label
         ]
         return [
+            ("look at", f"{self._suites[0].supervisor.url(self._page())}/   (in a browser)"),
             ("psql", self._servers.psql()),
             ("follow", f". {environment} && headrace tail   (in another terminal)"),
-            ("look at", f"{self._suites[0].supervisor.url('telemetry')}/   (in a browser)"),
             *several,
             *self._sql_hints(),
             ("nats", f"nats --server {url} sub 'cdc.>'"),

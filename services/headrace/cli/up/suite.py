@@ -23,10 +23,12 @@ from headrace.sinks.configuration import load_sinks
 from headrace.suite.services import (
     ARCHIVER,
     AUDIT_WRITER,
+    CONSOLE,
     LAKE_WRITER,
     SERVICES,
     SINK,
     SQL_SERVER,
+    TELEMETRY,
     WAL_ARCHIVER,
     sink_service,
 )
@@ -111,6 +113,10 @@ class Suite:
 
     def _service(self, name: str, port: int) -> Service:
         environment = {**self._environment, "HEADRACE_HTTP_PORT": str(port)}
+        if name == CONSOLE.name:
+            # It reads the suite's state from telemetry, whose port is only known now.
+            url = f"http://127.0.0.1:{self.ports[TELEMETRY.name]}"
+            environment.setdefault("HEADRACE_CONSOLE_TELEMETRY_URL", url)
         return Service(name, environment, port, self._logs / f"{name}.log")
 
     def _sinks(self, taken: set[int]) -> list[Service]:
@@ -157,6 +163,7 @@ class Suite:
         wanted[LAKE_WRITER] = bool(self.settings.lake.url)
         wanted[WAL_ARCHIVER] = bool(self.settings.backup.url)
         wanted[SQL_SERVER] = self.settings.sql.enabled
+        wanted[CONSOLE] = self.settings.console.enabled
         wanted[AUDIT_WRITER] = load_audit(self._environment).enabled
         return {s.name: s.port for s in SERVICES.values() if wanted.get(s, True)}
 

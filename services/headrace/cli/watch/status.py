@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import aiohttp
 import orjson
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.terminal import Console
-from headrace.errors import HeadraceError
 from headrace.settings import Settings
 from headrace.suite.services import TELEMETRY, facts_of
+from headrace.suite.status import fetch
 
-_TIMEOUT_S = 5
 STYLES = {"ready": "green", "not ready": "yellow", "silent": "red"}
-
-
-class TelemetryAwayError(HeadraceError):
-    """Telemetry doesn't answer."""
-
-    remedy = "Start it (`headrace telemetry`), or give its address with --url or --port."
 
 
 def telemetry_address(url: str | None, settings: Settings) -> str:
@@ -40,27 +32,6 @@ async def run(settings: Settings, *, url: str | None, as_json: bool) -> None:
     console = Console()
     console.print(_headline(body))
     console.print(_services(body["services"]))
-
-
-async def fetch(base: str) -> dict[str, Any]:
-    try:
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as http,
-            http.get(f"{base}/status") as answer,
-        ):
-            body = orjson.loads(await answer.read())
-    except aiohttp.ClientConnectorError as error:
-        raise TelemetryAwayError(
-            f"telemetry at {base} does not answer: {error.os_error.strerror}"
-        ) from error
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise TelemetryAwayError(
-            f"telemetry at {base} does not answer: {str(error) or 'time-out'}"
-        ) from error
-    if not isinstance(body, dict) or "services" not in body:
-        raise TelemetryAwayError(f"the program at {base} is not telemetry")
-    return body
 
 
 def _headline(body: dict[str, Any]) -> Text:

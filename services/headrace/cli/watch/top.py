@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from rich.live import Live
 
 from headrace.cli.terminal import Console
-from headrace.cli.watch.status import TelemetryAwayError, fetch, telemetry_address
+from headrace.cli.watch.status import telemetry_address
 from headrace.cli.watch.top_view import Past, screen
 from headrace.settings import Settings
+from headrace.suite.status import TelemetryAwayError, fetch
 from headrace.timing.waits import wait_for
 
 MEASURE_S = 1.0

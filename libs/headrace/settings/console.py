@@ -1,0 +1,91 @@
+"""Settings of the console."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.settings.declaration import MIB, setting
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """The suite in a browser: who may see what, and the limits of what is read for it."""
+
+    enabled: bool = setting(
+        "HEADRACE_CONSOLE",
+        True,  # a setting's default
+        "Whether `headrace up` also runs the console.",
+    )
+    telemetry_url: str | None = setting(
+        "HEADRACE_CONSOLE_TELEMETRY_URL",
+        None,
+        "Address of telemetry, such as `http://telemetry:9090`. Unset, port 9090 of this machine.",
+    )
+    token: str | None = setting(
+        "HEADRACE_CONSOLE_TOKEN",
+        None,
+        "Token of the role admin, with the right to see all values. Unset and without an access "
+        "file or proxies, the console answers on this machine only, to everyone on it.",
+        secret=True,
+    )
+    access_file: str | None = setting(
+        "HEADRACE_CONSOLE_ACCESS_FILE",
+        None,
+        "TOML file with the tokens, users and groups that may use the console, their roles and "
+        "rights ([Console](console.md#who-may-do-what)).",
+    )
+    proxies: tuple[str, ...] = setting(
+        "HEADRACE_CONSOLE_PROXIES",
+        (),
+        "Addresses or networks of reverse proxies that may name a user in `X-Forwarded-User` and "
+        "`X-Forwarded-Groups`. Requires `HEADRACE_CONSOLE_PROXY_SECRET`.",
+    )
+    proxy_secret: str | None = setting(
+        "HEADRACE_CONSOLE_PROXY_SECRET",
+        None,
+        "Secret that these proxies send in `X-Headrace-Proxy-Secret`.",
+        secret=True,
+    )
+    hosts: tuple[str, ...] = setting(
+        "HEADRACE_CONSOLE_HOSTS",
+        (),
+        "Host names by which browsers may reach the console, without ports. Names of this machine "
+        "are always accepted on loopback. Unset on another address, any name is accepted.",
+    )
+    redact: tuple[str, ...] = setting(
+        "HEADRACE_CONSOLE_REDACT",
+        (),
+        "Columns (`table.column`) whose values the console shows to nobody, in addition to "
+        "`HEADRACE_AUDIT_REDACT`.",
+    )
+    acts_stream: str = setting(
+        "HEADRACE_CONSOLE_ACTS_STREAM",
+        "HEADRACE_ACTS",
+        "JetStream stream with the log of acts, which the console creates.",
+    )
+    streams_max: int = setting(
+        "HEADRACE_CONSOLE_LIVE_MAX",
+        8,
+        "Tabs that may follow live at a time.",
+        least=1,
+    )
+    ring_bytes: int = setting(
+        "HEADRACE_CONSOLE_RING_BYTES",
+        32 * MIB,
+        "Latest messages kept for tabs that follow events, in bytes of payload. Decoded, they "
+        "take several times as much memory.",
+        least=MIB,
+    )
+    search_messages_max: int = setting(
+        "HEADRACE_CONSOLE_SEARCH_MESSAGES_MAX",
+        20_000,
+        "Messages that one search of events reads; the next request continues it. A larger value "
+        "takes longer for each answer.",
+        least=100,
+    )
+    search_bytes_max: int = setting(
+        "HEADRACE_CONSOLE_SEARCH_BYTES_MAX",
+        32 * MIB,
+        "Bytes that one search of events reads.",
+        least=MIB,
+    )

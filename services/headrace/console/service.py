@@ -1,0 +1,220 @@
+"""The console's process: shows the suite, and acts for callers with the role.
+
+Promises: answers from its first moment to its last, with what is known and since when; holds no
+state that matters, and nothing of the suite depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from aiohttp import web
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from headrace import log as logs
+from headrace.audit.settings import load_audit
+from headrace.console import assets, endpoints
+from headrace.console.access import Caller, Role, access_of
+from headrace.console.acts import ActsLog
+from headrace.console.audit_answers import AuditAnswers
+from headrace.console.cells import Redaction
+from headrace.console.endpoints import ENDLESS, ApiEndpoint
+from headrace.console.guard import CALLER, Guard
+from headrace.console.identity import SignIn
+from headrace.console.known import FAILURES
+from headrace.console.live import LiveRing
+from headrace.console.operations import Operations
+from headrace.console.plans import Plans
+from headrace.console.problem import ProblemError
+from headrace.console.reading import EventReader
+from headrace.console.seen import SuiteAnswers
+from headrace.console.sessions import Sessions
+from headrace.console.snapshots import SnapshotList
+from headrace.console.sse import Live
+from headrace.console.suite_view import SuiteView
+from headrace.console.system import System
+from headrace.console.tables import Tables
+from headrace.console.trace import Tracing
+from headrace.errors import SettingError, describe
+from headrace.http.limits import ENDLESS_PATHS
+from headrace.metrics.counters import Counters
+from headrace.process.lifecycle import Scope
+from headrace.process.service import on_the_bus
+from headrace.settings import Settings
+
+log = logs.logger("console")
+
+RETRY_S = 1.0
+PAUSE_S = 3.0
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    await ConsoleParts(scope, settings).run()
+
+
+class ConsoleParts:
+    """The parts of the service, and every endpoint that they serve."""
+
+    def __init__(self, scope: Scope, settings: Settings) -> None:
+        self._scope = scope
+        self._settings = settings
+        console = settings.console
+        host = settings.process.http_host
+        # Both raise before the port is open: a console that would be open to everyone never is.
+        access = access_of(console, host, _text_of(console.access_file))
+        redaction = _redaction(settings)
+        self._sessions = Sessions()
+        self._acts = ActsLog(settings)
+        self._suite = SuiteView(settings)
+        self._reader = EventReader(settings)
+        self._ring = LiveRing(self._reader, console.ring_bytes)
+        tables = Tables(settings, self._reader, self._suite)
+        self._identity = SignIn(access, self._sessions, settings.source.slot)
+        self._seen = SuiteAnswers(self._suite, self._reader, tables, redaction, self._acts)
+        self._snapshots = SnapshotList(settings, self._reader, self._suite)
+        self._tracing = Tracing(settings, self._reader, self._suite, redaction)
+        self._system = System(settings, self._reader, self._suite)
+        self._audit = AuditAnswers(settings, self._suite, redaction)
+        plans = Plans(self._acts, scope.health.stats)
+        self._operations = Operations(settings, self._reader, self._suite, tables, plans)
+        self._live = Live(
+            scope,
+            self._suite,
+            self._ring,
+            redaction,
+            settings.source.slot,
+            console.streams_max,
+            self._snapshots.document,
+        )
+        self._pause_read_at = 0.0
+        self.endpoints = self._listed()
+        # From the same list as the routes: no route can be without its role.
+        roles = {endpoint.place: endpoint.role for endpoint in self.endpoints}
+        self._guard = Guard(access, self._sessions, host, console.hosts, roles, self._refused)
+
+    def _listed(self) -> list[ApiEndpoint]:
+        seen = self._seen
+        viewer = [
+            ("/overview", seen.overview),
+            ("/waterline", seen.waterline),
+            ("/history", seen.history),
+            ("/tables", seen.tables),
+            ("/tables/{token}", seen.table),
+            ("/tables/{token}/schemas", seen.schemas),
+            ("/events", seen.events),
+            ("/events/{position}", seen.event),
+            ("/events/{position}/trace", self._tracing.answer),
+            ("/transactions/{lsn}", seen.transaction),
+            ("/consumers", seen.consumers),
+            ("/services", seen.services),
+            ("/snapshots", self._snapshots.page),
+            ("/gaps", self._system.gaps),
+            ("/parked", self._system.parked),
+            ("/settings", self._system.settings),
+            ("/doctor", self._system.doctor),
+            ("/audit/transactions", self._audit.transactions),
+            ("/rows/{token}/history", self._audit.history),
+            ("/live", self._follow),
+        ]
+        operations = self._operations
+        operator = [
+            ("/snapshots", operations.request_snapshot),
+            ("/snapshots/{id}/cancel", operations.cancel_snapshot),
+            ("/suite/pause", operations.pause),
+            ("/suite/resume", operations.resume),
+            ("/audit/reverts", self._audit.revert),
+        ]
+        return [
+            ApiEndpoint("GET", "/openapi.yaml", None, endpoints.description),
+            ApiEndpoint("GET", "/me", None, self._identity.me),
+            ApiEndpoint("POST", "/session", None, self._identity.sign_in),
+            ApiEndpoint("DELETE", "/session", None, self._identity.sign_out),
+            *(ApiEndpoint("GET", path, Role.VIEWER, handler) for path, handler in viewer),
+            *(ApiEndpoint("POST", path, Role.OPERATOR, handler) for path, handler in operator),
+            ApiEndpoint("GET", "/acts", Role.ADMIN, seen.acts),
+        ]
+
+    async def _refused(
+        self, request: web.Request, caller: Caller | None, problem: ProblemError
+    ) -> None:
+        self._scope.health.stats.count_in("console_refusals", problem.code)
+        await self._acts.note_refusal(request, caller, problem)
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        return await self._live.serve(request, request[CALLER])
+
+    async def run(self) -> None:
+        self._scope.refreshers.append(self._refresh)
+        self._scope.spawn("suite-view", self._suite.run(self._scope))
+        self._scope.spawn("live-ring", self._ring.run(self._scope))
+        await on_the_bus(self._scope, self._settings, self._work, self._extend)
+
+    def _extend(self, app: web.Application) -> None:
+        app[ENDLESS_PATHS] = frozenset({ENDLESS})
+        self._guard.add(app)
+        endpoints.add_all(app, self.endpoints)
+        app.router.add_get("/assets/{name}", assets.asset)
+        app.router.add_get("/{page:.*}", assets.document)
+
+    async def _work(self, client: Client) -> None:
+        self._reader.connect(client)
+        # JetStream may come later than NATS; the pages work in the meantime.
+        while not self._scope.stopping.is_set():
+            try:
+                await self._acts.connect(client)
+                await self._snapshots.connect(client)
+            except (NatsError, TimeoutError, *FAILURES) as error:
+                self._scope.health.block("jetstream", describe(error))
+                self._suite.nats_is(describe(error))
+                await self._scope.pause(RETRY_S)
+            else:
+                break
+        self._scope.health.unblock("jetstream")
+        self._scope.health.started()
+        while not self._scope.stopping.is_set():
+            # The connection comes back on its own; until then, answers say what is stale.
+            reason = "" if client.is_connected else "the connection is interrupted"
+            self._suite.nats_is(reason)
+            if not reason:
+                await self._read_pause()
+            await self._scope.pause(RETRY_S / 4)
+
+    async def _read_pause(self) -> None:
+        # Not more often than people look: it is a request to the state bucket.
+        if time.monotonic() - self._pause_read_at < PAUSE_S:
+            return
+        self._pause_read_at = time.monotonic()
+        try:
+            async with asyncio.timeout(PAUSE_S):
+                await self._operations.read_pause()
+        except FAILURES as error:
+            log.debug("pause_not_visible", reason=describe(error))
+
+    def _refresh(self, stats: Counters) -> None:
+        stats.set("console_requests", self._guard.requests)
+        stats.set("console_live_tabs", self._live.open)
+        stats.set("console_ring_messages", self._ring.count)
+
+
+def _text_of(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"HEADRACE_CONSOLE_ACCESS_FILE={file!r} can't be read: {describe(error)}",
+            remedy="Name a readable TOML file.",
+        ) from error
+
+
+def _redaction(settings: Settings) -> Redaction:
+    """One policy for every place that shows a value: the trail's and the console's own."""
+    redaction = Redaction((*load_audit(os.environ).redact, *settings.console.redact))
+    # A malformed pattern is refused now, and not at the first value.
+    redaction.columns("public", "users")
+    return redaction

@@ -1,0 +1,159 @@
+"""Running snapshots, by their progress on the bus, and those that the stream still has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
+
+from headrace.console.answers import answer
+from headrace.console.known import LastKnown, stamp
+from headrace.console.reading import EventReader
+from headrace.console.suite_view import SuiteView
+from headrace.contract.events import decode
+from headrace.contract.subjects_and_ids import (
+    meta_subject,
+    snapshot_error_subject,
+    snapshot_progress_subject,
+)
+from headrace.errors import DecodeError
+from headrace.settings import Settings
+
+KEPT_MAX = 200
+STORED_S = 2.0
+Document = dict[str, Any]
+
+
+class SnapshotList:
+    def __init__(self, settings: Settings, reader: EventReader, suite: SuiteView) -> None:
+        self._settings = settings
+        self._reader = reader
+        self._suite = suite
+        self._running: dict[str, tuple[Document, float]] = {}
+        self._stored: LastKnown[list[Document]] = LastKnown("snapshots", self._read, STORED_S)
+
+    async def connect(self, client: Client) -> None:
+        """Listen to the progress of snapshots."""
+        await client.subscribe(snapshot_progress_subject("*"), cb=self._progressed)
+
+    async def _progressed(self, message: Msg) -> None:
+        try:
+            body = decode(message.data)
+            document = _running(body, message.subject.rpartition(".")[2])
+        except (DecodeError, KeyError, TypeError, ValueError):
+            # Any client may publish there.
+            return
+        # Progress has no time of its beginning, so it is the first one that was heard.
+        began = time.time()
+        if document["id"] in self._running:
+            began = self._running[document["id"]][1]
+        self._running[document["id"]] = (document, began)
+        # Any client may publish progress: the oldest go.
+        while len(self._running) > KEPT_MAX:
+            del self._running[next(iter(self._running))]
+
+    async def page(self, _: web.Request) -> web.Response:
+        return answer(await self.document())
+
+    async def document(self) -> Mapping[str, Any]:
+        """Running ones first, then the others, the latest first."""
+        stored = await self._stored.current() or []
+        # The last progress may arrive after the end was stored.
+        ended = {one["id"] for one in stored}
+        running = [
+            {**document, "began": stamp(began)}
+            for document, began in self._running.values()
+            if document["id"] not in ended
+        ]
+        head = self._suite.head()
+        told = {one["part"] for one in head["stale"]}
+        if "nats" not in told:
+            head["stale"] += self._stored.stale()
+        return {**head, "items": [*running, *stored][:KEPT_MAX]}
+
+    async def _read(self) -> list[Document]:
+        """The ends of snapshots in the stream."""
+        found: list[Document] = []
+        for subject, make in (
+            (meta_subject(">"), _complete),
+            (snapshot_error_subject(">"), _failed),
+        ):
+            found += await self._ends(subject, make)
+        # Two subjects, each in its order.
+        found.sort(key=lambda one: one["ended"] or "", reverse=True)
+        return found[:KEPT_MAX]
+
+    async def _ends(self, subject: str, make: Any) -> list[Document]:
+        js = self._reader.client.jetstream()
+        found: list[Document] = []
+        seq = 1
+        while len(found) < KEPT_MAX:
+            try:
+                message = await js.get_msg(
+                    self._settings.streams.init, seq, subject=subject, next=True
+                )
+            except NotFoundError:
+                break
+            seq = int(message.seq or 0) + 1
+            token = (message.subject or "").rpartition(".")[2]
+            found.append(make(decode(message.data or b""), token, message.time))
+        return found
+
+
+def _running(body: Mapping[str, Any], token: str) -> Document:
+    return {
+        "id": str(body["snapshot_id"]),
+        "token": token,
+        "state": "running",
+        "phase": "copying",
+        "rows": str(int(body["rows"])),
+        "rows_estimated": str(int(body["rows_estimated"])),
+        "lsn": None,
+        "began": None,
+        "ended": None,
+        "chunks": None,
+        "reason": None,
+    }
+
+
+def _complete(body: Mapping[str, Any], token: str, at: Any) -> Document:
+    return {
+        "id": str(body["snapshot_id"]),
+        "token": token,
+        "state": "running",
+        "phase": "complete",
+        "rows": str(body["row_count"]),
+        "rows_estimated": str(body["row_count"]),
+        "lsn": str(body["lsn"]),
+        "began": None,
+        "ended": _time(at),
+        "chunks": str(body["batch_count"]),
+        "reason": None,
+    }
+
+
+def _failed(body: Mapping[str, Any], token: str, at: Any) -> Document:
+    return {
+        "id": str(body.get("snapshot_id", "")),
+        "token": token,
+        "state": "failed",
+        "phase": "failed",
+        "rows": "0",
+        "rows_estimated": None,
+        "lsn": None,
+        "began": None,
+        "ended": _time(at),
+        "chunks": None,
+        "reason": str(body.get("error", "")),
+    }
+
+
+def _time(at: Any) -> str | None:
+    if at is None:
+        return None
+    return stamp(at.timestamp())

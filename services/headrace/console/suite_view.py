@@ -1,0 +1,178 @@
+"""The suite as a whole: telemetry's status, read every second, and its past.
+
+Telemetry watches the slot, the streams and the services already, so the console needs no right to
+do so. When telemetry or a server is away, answers name it, and since when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.console import overview
+from headrace.console.known import LastKnown, stamp
+from headrace.console.waterline import LogEnds, waterline
+from headrace.process.lifecycle import Scope
+from headrace.settings import Settings
+from headrace.suite.services import TELEMETRY
+from headrace.suite.status import fetch
+
+INTERVAL_S = 1.0
+# A quarter of an hour.
+SAMPLES_MAX = 900
+_RATE_SAMPLES = 5
+
+
+class SuiteView:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        # The default suits one machine; elsewhere the setting names the host.
+        base = settings.console.telemetry_url or f"http://127.0.0.1:{TELEMETRY.port}"
+        self._known: LastKnown[dict[str, Any]] = LastKnown(
+            "telemetry", lambda: fetch(base.rstrip("/")), INTERVAL_S / 2
+        )
+        self._ends = LogEnds()
+        self._samples: deque[dict[str, float | None]] = deque(maxlen=SAMPLES_MAX)
+        self.nats_reason = "not connected yet"
+        self._nats_since: str | None = None
+        self._postgres_since: str | None = None
+        # The pause, as the console read it; `pausing` fills it in.
+        self.paused: dict[str, Any] | None = None
+        self.news = asyncio.Event()
+
+    async def run(self, scope: Scope) -> None:
+        while not scope.stopping.is_set():
+            before = [one["part"] for one in self.stale()]
+            await self._known.current()
+            self._take(time.time())
+            if before != [one["part"] for one in self.stale()]:
+                self.news.set()
+                self.news.clear()
+            await scope.pause(INTERVAL_S)
+
+    @property
+    def status(self) -> Mapping[str, Any] | None:
+        return self._known.value
+
+    # Set from outside: only the service sees its connection.
+    def nats_is(self, reason: str) -> None:
+        """NATS can be used if there is no reason why it can't."""
+        if not reason:
+            self._nats_since = stamp()
+        self.nats_reason = reason
+
+    def stale(self) -> list[dict[str, Any]]:
+        """The parts that can't be read now."""
+        found = self._known.stale()
+        if self.nats_reason:
+            found.append({"part": "nats", "since": self._nats_since, "reason": self.nats_reason})
+        if self.status is not None and not self.status["postgres"]["reachable"]:
+            reason = str(self.status["postgres"]["reason"])
+            found.append({"part": "postgres", "since": self._postgres_since, "reason": reason})
+        return found
+
+    def head(self) -> dict[str, Any]:
+        """What every answer begins with."""
+        return {"as_of": stamp(), "stale": self.stale()}
+
+    def _take(self, now: float) -> None:
+        status = self.status
+        if status is None or self._known.stale():
+            # A gap in the charts is true; a repeated value would not be.
+            self._samples.append({"at": now, "events": None})
+            return
+        if status["postgres"]["reachable"]:
+            self._postgres_since = stamp(now)
+        # Only a fresh reading says where the log ends now.
+        slot = status.get("slot") or {}
+        if slot.get("wal_lsn"):
+            self._ends.add(now, int(slot["wal_lsn"]))
+        figures = status["services"].get("publisher", {}).get("figures", {})
+        self._samples.append(
+            {
+                "at": now,
+                "events": figures.get("cdc_events"),
+                "bytes": figures.get("published_bytes"),
+                "lag_bytes": slot.get("lag_bytes"),
+                "lag_s": self._lag_s(now),
+                "retained_bytes": slot.get("retained_bytes"),
+            }
+        )
+
+    def _lag_s(self, now: float) -> float | None:
+        slot = (self.status or {}).get("slot")
+        if not slot:
+            return None
+        return self._ends.behind_s(now, int(slot["confirmed_lsn"]))
+
+    def waterline(self) -> dict[str, Any]:
+        return waterline(self.status or {}, self._ends, time.time(), stamp())
+
+    def overview(self) -> dict[str, Any]:
+        stale = self.stale()
+        # The status describes an unreachable PostgreSQL in more detail.
+        told = [one for one in stale if one["part"] != "postgres"]
+        # Judged again for each answer: a verdict that was kept could be old.
+        found = overview.troubles(self.status, told)
+        slot = (self.status or {}).get("slot") or {}
+        lag_bytes = slot.get("lag_bytes")
+        return {
+            "as_of": stamp(),
+            "stale": stale,
+            "source": self._settings.source.slot,
+            "health": overview.health(found, self.paused, known=self.status is not None),
+            "paused": self.paused,
+            "rate": {"events_per_s": self._rate("events"), "bytes_per_s": self._rate("bytes")},
+            "lag": {
+                "seconds": self._lag_s(time.time()),
+                "bytes": None if lag_bytes is None else str(lag_bytes),
+            },
+            "room": overview.room(self.status),
+            "totals": overview.totals(self.status),
+            "services": overview.service_lines(self.status),
+            "waterline": self.waterline(),
+        }
+
+    def _rate(self, key: str) -> float | None:
+        """Per second over the last samples; None if some of them are unknown."""
+        # An old rate would look like a running stream.
+        if len(self._samples) < 2 or self._known.stale():
+            return None
+        last = self._samples[-1]
+        first = self._samples[-min(_RATE_SAMPLES, len(self._samples))]
+        return _per_second(first, last, key)
+
+    def history(self, after: float) -> dict[str, Any]:
+        """The samples after this time, figure by figure."""
+        kept = [one for one in self._samples if (one["at"] or 0.0) > after]
+        # A rate needs two samples: the first one of the answer has none.
+        before = [None, *kept]
+        rates = [
+            None if earlier is None else _per_second(earlier, one, "events")
+            for earlier, one in zip(before, kept, strict=False)
+        ]
+        columns = {
+            name: [one.get(name) for one in kept]
+            for name in ("lag_bytes", "lag_s", "retained_bytes")
+        }
+        return {
+            **self.head(),
+            "at": [one["at"] for one in kept],
+            "events_per_s": rates,
+            **columns,
+        }
+
+
+def _per_second(
+    first: Mapping[str, float | None], last: Mapping[str, float | None], key: str
+) -> float | None:
+    one = first.get(key)
+    other = last.get(key)
+    elapsed = (last["at"] or 0.0) - (first["at"] or 0.0)
+    if one is None or other is None or elapsed <= 0:
+        return None
+    # A restarted publisher counts from zero.
+    return round(max(0.0, other - one) / elapsed, 3)
