@@ -8,6 +8,7 @@ The commits choose which part of the log a restore reads; PostgreSQL makes the r
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -207,7 +208,8 @@ def _count(main: bytes, at: int) -> int:
 
 
 def _lsn_at(offset: int, offsets: list[int], lsns: list[int]) -> int:
-    page = int(np.searchsorted(offsets, offset, side="right")) - 1
+    # Not with numpy, which would copy the list for each candidate: a segment has thousands of both.
+    page = bisect_right(offsets, offset) - 1
     return lsns[page] + offset - offsets[page]
 
 

@@ -161,7 +161,7 @@ class Receiver:
         if earlier is not None:
             # A commit record may start there.
             content = await asyncio.to_thread(self._store.read_piece, earlier)
-            scan.read(earlier.start, content)
+            await asyncio.to_thread(scan.read, earlier.start, content)
         known = await asyncio.to_thread(self._known, own, begin, start.end)
         parts = [piece for piece in own if piece.partial]
         # Those that a killed life left next to a larger one.
