@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
 
 import asyncpg
 import nats
@@ -25,6 +24,7 @@ from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import Outcome, command, service
+from tests.support.doctor import checks
 
 NOWHERE = "nats://127.0.0.1:1"
 NATS_USERS = {
@@ -72,11 +72,6 @@ def one_line(outcome: Outcome, said: str, remedy: str) -> None:
     assert lines[0].startswith("headrace: ")
     assert said in lines[0]
     assert remedy in lines[0]
-
-
-async def checks(settings: dict[str, str]) -> tuple[int, dict[str, dict[str, Any]]]:
-    outcome = await command(settings, "doctor", "--json")
-    return outcome.code, {check["name"]: check for check in json.loads(outcome.out)["checks"]}
 
 
 async def slots(database: Database, names: Names) -> int:

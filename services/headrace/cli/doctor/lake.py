@@ -6,7 +6,6 @@ Stores nothing and creates nothing: a lake that doesn't exist yet is no problem 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from nats.errors import Error as NatsError
 
 from headrace.cli.doctor.checks import Findings
+from headrace.cli.doctor.folders import blocking_part
 from headrace.cli.doctor.leases import is_renewed
 from headrace.cli.session import postgres
 from headrace.errors import HeadraceError
@@ -72,8 +72,8 @@ def _place(url: str, findings: Findings) -> bool:
     if url.startswith("file://"):
         folder = Path(unquote(urlsplit(url).path))
         # The lake-writer creates missing folders.
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        good = os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+        there = blocking_part(folder)
+        good = there is None
         remedy = "Let the user of the lake-writer write there, or change HEADRACE_LAKE_URL."
         findings.judge(
             "place",

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.doctor import archive, lake, nats, postgres
+from headrace.cli.doctor import archive, backup, lake, nats, postgres, sinks, sql
 from headrace.cli.doctor.checks import Check, CheckState
 from headrace.cli.terminal import Console
 from headrace.settings import Settings
@@ -32,6 +32,9 @@ async def run(settings: Settings, *, as_json: bool) -> None:
         nats.examine(settings),
         archive.examine(settings),
         lake.examine(settings),
+        sql.examine(settings),
+        sinks.examine(settings),
+        backup.examine(settings),
     )
     checks = [check for group in groups for check in group.checks]
     failed = sum(check.state is CheckState.FAIL for check in checks)
