@@ -39,9 +39,17 @@ class Dashboard:
     panels: tuple[Panel, ...]
 
 
+# The sinks' processes, of which each has its own name.
+_SINKS = "sink-.+"
+
+
+def _choice(name: str, value: str) -> str:
+    return f'{name}=~"{value}"' if value == _SINKS else f'{name}="{value}"'
+
+
 def _of(metric: str, **labels: str) -> str:
     """A metric of the selected suites."""
-    chosen = "".join(f',{name}="{value}"' for name, value in labels.items())
+    chosen = "".join(f",{_choice(name, value)}" for name, value in labels.items())
     return f'{metric}{{source=~"$source"{chosen}}}'
 
 
@@ -75,7 +83,8 @@ _PROGRESS = " / ".join(_of(f"headrace_snapshot_{rows}_rows") for rows in ("progr
 
 
 def _stat(title: str, unit: str, query: str, about: str = "", width: int = 4) -> Panel:
-    return Panel(title, unit, {"{{source}}": query}, about, "stat", width)
+    legend = "{{service}}" if _SINKS in query else "{{source}}"
+    return Panel(title, unit, {legend: query}, about, "stat", width)
 
 
 def _instances(service: str) -> Panel:
@@ -108,6 +117,8 @@ def _away(service: str, part: str) -> str:
 
 def _process(service: str) -> tuple[Panel, ...]:
     """The first panels of every service's dashboard."""
+    legend = "{{service}}" if service == _SINKS else "{{source}}"
+    by = "source, service" if service == _SINKS else "source"
     return (
         _stat(
             "Ready",
@@ -119,11 +130,11 @@ def _process(service: str) -> tuple[Panel, ...]:
         _instances(service),
         _stat("Up for", "s", _of("headrace_uptime_seconds", service=service), width=6),
         _stat("NATS", "bool_yes_no", _of("headrace_nats_connected", service=service), width=6),
-        Panel("Memory", "bytes", {"{{source}}": _of("headrace_memory_bytes", service=service)}),
+        Panel("Memory", "bytes", {legend: _of("headrace_memory_bytes", service=service)}),
         Panel(
             "Processor",
             "percentunit",
-            {"{{source}}": _rate("headrace_cpu_seconds_total", service=service)},
+            {legend: _rate("headrace_cpu_seconds_total", by, service=service)},
         ),
         Panel(
             "Warnings and errors by kind",
@@ -683,6 +694,172 @@ MIRROR = Dashboard(
     ),
 )
 
+SQL = Dashboard(
+    "headrace-sql",
+    "Headrace: SQL (sql-server)",
+    (
+        *_process("sql-server"),
+        Panel("Clients", "short", {"{{source}}": _of("headrace_sql_connections")}),
+        Panel(
+            "Statements that read the lake",
+            "ops",
+            {"{{source}}": f"{_rate('headrace_sql_statements_total')} or on () vector(0)"},
+        ),
+        Panel(
+            "Duration of a statement",
+            "s",
+            {
+                f"p{share:g}": f"{_quantile(share / 100, 'headrace_sql_statement_seconds')} or on () vector(0)"
+                for share in (50, 99)
+            },
+        ),
+        Panel(
+            "Rows sent",
+            "ops",
+            {"{{source}}": f"{_rate('headrace_sql_rows_total')} or on () vector(0)"},
+        ),
+        Panel(
+            "Errors sent to clients",
+            "ops",
+            {
+                "{{sqlstate}}": f"{_rate('headrace_sql_errors_total', by='sqlstate')} or on () vector(0)"
+            },
+            "0A000: a statement that the SQL server does not support.",
+        ),
+        Panel(
+            "Age of the cut that clients see",
+            "s",
+            {"{{source}}": _of("headrace_sql_cut_age_seconds")},
+            "Grows while the source writes nothing, since there is no later cut then.",
+        ),
+        Panel(
+            "Log between the lake's last cut and the one that clients see",
+            "bytes",
+            {
+                "{{source}}": f"max by (source) ({_of('headrace_lake_lsn')}) - max by (source) ({_of('headrace_sql_lsn')})"
+            },
+        ),
+        Panel(
+            "Time to show a cut",
+            "s",
+            {
+                f"p{share:g}": f"{_quantile(share / 100, 'headrace_sql_cut_seconds')} or on () vector(0)"
+                for share in (50, 99)
+            },
+        ),
+        Panel(
+            "Logins and ended connections",
+            "short",
+            {
+                "logins": _rare("headrace_sql_logins_total"),
+                "ended": _rare("headrace_sql_ended_connections_total"),
+                "ended by a change of columns": _rare("headrace_sql_ended_sessions_total"),
+                "ended by an unexpected error": _rare("headrace_sql_session_failures_total"),
+            },
+        ),
+        Panel(
+            "Cuts that could not be taken",
+            "short",
+            {"{{source}}": _rare("headrace_sql_recoveries_total")},
+        ),
+    ),
+)
+
+SINKS = Dashboard(
+    "headrace-sinks",
+    "Headrace: sinks",
+    (
+        *_process(_SINKS),
+        Panel(
+            "Messages not yet delivered",
+            "short",
+            {"{{service}}": _of("headrace_sink_behind_messages")},
+            "Includes messages that the sink leaves out.",
+        ),
+        Panel(
+            "Age of the oldest of these", "s", {"{{service}}": _of("headrace_sink_behind_seconds")}
+        ),
+        Panel(
+            "Records",
+            "ops",
+            {"{{service}}": _rate("headrace_sink_records_total", "source, service")},
+        ),
+        Panel(
+            "Transactions and commits",
+            "ops",
+            {
+                "transactions {{service}}": _rate(
+                    "headrace_sink_transactions_total", "source, service"
+                ),
+                "commits {{service}}": _rate("headrace_sink_commits_total", "source, service"),
+            },
+        ),
+        Panel(
+            "Duration of a commit (p99)",
+            "s",
+            {
+                "{{service}}": f"histogram_quantile(0.99, {_rate('headrace_sink_commit_seconds_bucket', 'source, service, le')})"
+            },
+        ),
+        Panel(
+            "Target unavailable",
+            "bool_yes_no",
+            {"{{service}}": _away(_SINKS, "target")},
+            kind="state-timeline",
+        ),
+        Panel(
+            "Stopped at a refused record",
+            "bool_yes_no",
+            {"{{service}}": _away(_SINKS, "refused")},
+            "With on_error = stop.",
+            kind="state-timeline",
+        ),
+        Panel(
+            "Refused, parked, lost by the stream, recoveries",
+            "short",
+            {
+                "refused": _rare("headrace_sink_refused_total"),
+                "parked": _rare("headrace_sink_parked_total"),
+                "gaps": _rare("headrace_sink_gaps_total"),
+                "recoveries": _rare("headrace_sink_recoveries_total"),
+            },
+        ),
+        Panel(
+            "Committed up to", "short", {"{{service}}": _of("headrace_sink_stream_seq")}, width=24
+        ),
+    ),
+)
+
+BACKUP = Dashboard(
+    "headrace-backup",
+    "Headrace: backups (wal-archiver)",
+    (
+        *_process("wal-archiver"),
+        Panel(
+            "Time that would be lost with the primary's disk",
+            "s",
+            {"{{source}}": _of("headrace_backup_lag_seconds")},
+        ),
+        Panel(
+            "Log that only the server has",
+            "bytes",
+            {"{{source}}": _of("headrace_backup_unstored_bytes")},
+        ),
+        Panel("Log stored", "Bps", {"{{source}}": _rate("headrace_backup_log_bytes_total")}),
+        Panel("Objects stored", "ops", {"{{source}}": _rate("headrace_backup_log_objects_total")}),
+        Panel("Log is stored up to", "short", {"{{source}}": _of("headrace_backup_stored_lsn")}),
+        Panel(
+            "Holes and recoveries",
+            "short",
+            {
+                "holes {{source}}": f"{_of('headrace_backup_holes')} or on () vector(0)",
+                "recoveries": _rare("headrace_backup_recoveries_total"),
+            },
+            "Moments in a hole can't be restored. See the runbook HeadraceBackupHole.",
+        ),
+    ),
+)
+
 DASHBOARDS = (
     OVERVIEW,
     READER,
@@ -694,6 +871,9 @@ DASHBOARDS = (
     JETSTREAM,
     ARCHIVE,
     LAKE,
+    SQL,
+    SINKS,
+    BACKUP,
     AUDIT,
     MIRROR,
 )

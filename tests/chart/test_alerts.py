@@ -126,6 +126,32 @@ DRILLS = {
     "HeadraceLakeRecovering": counted("headrace_lake_recoveries_total"),
     "HeadraceLakeTableParked": gauge('headrace_lake_parked_tables{source="s"}', 1, 0),
     "HeadraceLakeDeletedRows": gauge('headrace_lake_deleted_ratio{source="s"}', 0.6, 0.3, 75),
+    "HeadraceSqlBehind": Drill(
+        {
+            'headrace_lake_lsn{source="s",service="lake-writer"}': "100+100x99",
+            'headrace_sql_lsn{source="s",service="sql-server"}': "100+0x99",
+        },
+        # Quiet: two minutes behind, and an idle source.
+        {
+            'headrace_lake_lsn{source="s",service="lake-writer"}': "1000+100x99",
+            'headrace_sql_lsn{source="s",service="sql-server"}': "800+100x99",
+        },
+        20,
+    ),
+    "HeadraceSqlSessionFailed": one_more("headrace_sql_session_failures_total"),
+    "HeadraceSinkBehind": gauge(
+        'headrace_sink_behind_seconds{source="s",service="sink-a"}', 400, 3, 12
+    ),
+    "HeadraceSinkTargetAway": Drill(
+        {'headrace_not_ready{source="s",service="sink-a",part="target"}': "1+0x99"},
+        {'headrace_not_ready{source="s",service="mirror",part="target"}': "1+0x99"},
+    ),
+    "HeadraceSinkRefused": Drill(
+        {'headrace_not_ready{source="s",service="sink-a",part="refused"}': "1+0x99"},
+        {'headrace_not_ready{source="s",service="sink-a",part="start"}': "1+0x99"},
+    ),
+    "HeadraceSinkParked": one_more("headrace_sink_parked_total"),
+    "HeadraceSinkGap": one_more("headrace_sink_gaps_total"),
     "HeadraceBackupBehind": gauge('headrace_backup_lag_seconds{source="s"}', 90, 3, 9),
     "HeadraceBackupHole": gauge('headrace_backup_holes{source="s"}', 1, 0),
     # Quiet: a target that was never there, since nobody runs a mirror.
@@ -193,6 +219,10 @@ def fires(tmp_path: Path, name: str, series: dict[str, str], minutes: int) -> bo
         ("archiver", 600, True),
         ("lake-writer", 600, False),
         ("lake-writer", 1600, True),
+        ("sink-orders", 300, False),
+        ("sink-orders", 600, True),
+        ("wal-archiver", 300, True),
+        ("sql-server", 3000, False),
         ("snapshot-responder", 600, False),
     ],
 )
@@ -203,7 +233,7 @@ def test_memory_is_judged_by_what_a_service_needs(
     assert fires(tmp_path, "HeadraceMemoryHigh", series, 15) is told
 
 
-@pytest.mark.parametrize("service", ["mirror", "lake-writer"])
+@pytest.mark.parametrize("service", ["mirror", "lake-writer", "sql-server", "sink-orders"])
 @pytest.mark.parametrize(("part", "told"), [("start", False), ("stream", True), ("nats", True)])
 def test_copying_tables_is_no_finding_and_waiting_is(
     tmp_path: Path, service: str, part: str, told: bool

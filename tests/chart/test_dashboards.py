@@ -30,6 +30,7 @@ from tests.chart.prometheus import (
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "deploy/grafana/dashboards"
 PATIENCE_S = 60.0
+OPTIONAL = ("archiver", "audit-writer", "lake-writer", "sql-server", "wal-archiver", "sink")
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
@@ -85,11 +86,13 @@ async def watched(
         archive = tmp_path_factory.mktemp("archive")
         mirror = tmp_path_factory.mktemp("mirror")
         lake = tmp_path_factory.mktemp("lake")
-        for folder in (archive, lake, mirror):
+        backup = tmp_path_factory.mktemp("backup")
+        for folder in (archive, lake, mirror, backup):
             folder.chmod(0o777)
         place = {
             "HEADRACE_ARCHIVE_URL": archive.as_uri(),
             "HEADRACE_LAKE_URL": lake.as_uri(),
+            "HEADRACE_BACKUP_URL": backup.as_uri(),
             "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db",
         }
         suite = await stack.enter_async_context(
@@ -97,7 +100,8 @@ async def watched(
         )
         await execute(suite, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
         await suite.set_up()
-        services = (*SUITE, "archiver", "audit-writer", "lake-writer")
+        await suite.run("backup-init")
+        services = (*SUITE, *OPTIONAL)
         for name in services:
             await suite.start(name)
         await suite.ready(*services)
