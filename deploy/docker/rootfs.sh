@@ -20,7 +20,7 @@ mkdir -p "$root/etc/ssl/certs" "$root/tmp"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 chmod 1777 "$root/tmp"
 # A new volume inherits these owners.
-install -d -o 65532 -g 65532 "$root/archive" "$root/lake" "$root/mirror"
+install -d -o 65532 -g 65532 "$root/archive" "$root/lake" "$root/mirror" "$root/backup" "$root/sinks" "$root/sql"
 echo 'headrace:x:65532:65532:headrace:/tmp:/sbin/nologin' > "$root/etc/passwd"
 echo 'headrace:x:65532:' > "$root/etc/group"
 echo 'hosts: files dns' > "$root/etc/nsswitch.conf"

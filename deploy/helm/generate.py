@@ -30,6 +30,7 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "nats.url": {"pattern": r"^$|^((nats|tls|ws|wss)://[^,\s]+)(,(nats|tls|ws|wss)://[^,\s]+)*$"},
     "spark.remote": {"pattern": "^$|^sc://"},
     "archive.url": {"pattern": "^$|^(s3|gs|az)://"},
+    "backup.url": {"pattern": "^$|^(s3|gs|az)://"},
     "lake.url": {"pattern": "^$|^(s3|gs|az)://"},
     "lake.catalogPort": {"minimum": 1, "maximum": 65535},
     "audit.port": {"minimum": 0, "maximum": 65535},
@@ -58,22 +59,55 @@ _AUDIT_SETTINGS = {
     "additionalProperties": {"type": ["string", "number", "boolean"]},
 }
 _STRINGS = {"type": "array", "items": {"type": "string"}}
+_PORTS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}}
+# As long as the names of Kubernetes' objects allow, after the names of release and slot.
+_NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"}
+_JOB = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "schedule", "args"],
+    "properties": {
+        "name": _NAME,
+        "schedule": {"type": "string", "minLength": 1},
+        "args": _STRINGS | {"minItems": 1},
+        "image": {"type": "string"},
+        "scratch": {"type": "string"},
+    },
+}
+_SINK = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "toml"],
+    "properties": {
+        "name": _NAME,
+        "toml": {"type": "string", "minLength": 1},
+        "slot": {"type": "string"},
+        "secrets": _STRINGS,
+        "files": {"type": "string"},
+        "ports": _PORTS,
+        "natsSecret": {"type": "string"},
+        "resources": {"type": "object"},
+    },
+}
 _WHOLE: dict[str, dict[str, Any]] = {
     "settings": _SETTINGS,
     "slots": {"type": "array", "minItems": 1, "items": _SLOT},
     "imagePullSecrets": _STRINGS,
     "archive.secrets": _STRINGS,
     "lake.secrets": _STRINGS,
+    "sql.secrets": _STRINGS,
+    "sql.settings": _SETTINGS,
+    "backup.secrets": _STRINGS,
+    "backup.settings": _SETTINGS,
+    "backup.jobs": {"type": "array", "items": _JOB},
+    "sinks": {"type": "array", "items": _SINK},
     "audit.settings": _AUDIT_SETTINGS,
     "mirror.tables": _STRINGS,
-    "networkPolicy.egressPorts": {
-        "type": "array",
-        "items": {"type": "integer", "minimum": 1, "maximum": 65535},
-    },
+    "networkPolicy.egressPorts": _PORTS,
     "tolerations": {"type": "array", "items": {"type": "object"}},
 }
 _OPEN = re.compile(
-    r"(^|\.)(resources|labels|annotations|podAnnotations|nodeSelector|affinity|metricsFrom)$",
+    r"(^|\.)(resources|labels|annotations|podAnnotations|nodeSelector|affinity|metricsFrom|clientsFrom)$",
 )
 _HEAD = """\
 # Headrace's Helm chart

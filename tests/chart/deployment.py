@@ -63,6 +63,11 @@ _SECRETS = {
             "NATS_TELEMETRY_PASSWORD",
             "NATS_ARCHIVER_PASSWORD",
             "NATS_LAKE_PASSWORD",
+            "NATS_SQL_PASSWORD",
+            "NATS_BACKUP_PASSWORD",
+            "NATS_SINK_PASSWORD",
+            "HEADRACE_LAKE_TOKEN",
+            "PG_BACKUP_PASSWORD",
             "NATS_CONSUMER_PASSWORD",
         ),
         "HEADRACE_SHUTDOWN_TOKEN",
@@ -97,7 +102,7 @@ def make_roles(
     psql = postgres_binaries(server.version, None) / "psql"
     given = {
         f"{role}_password": secrets[f"PG_{role.upper()}_PASSWORD"]
-        for role in ("reader", "catalog", "snapshot", "audit")
+        for role in ("reader", "catalog", "snapshot", "audit", "backup")
     }
     variables = [part for name, value in given.items() for part in ("-v", f"{name}={value}")]
     command = [
@@ -163,16 +168,35 @@ class Deployment:
             # A machine that runs many tests together starts a JVM slowly.
             "HEADRACE_SPARK_START_TIMEOUT_S": "240",
         }
+        # Paths in a container.
+        paths = {
+            "HEADRACE_CONFIG": str(ROOT / "deploy/docker/headrace.toml"),
+            "HEADRACE_SQL_FOLDER": str(self.folder / "sql"),
+            "HEADRACE_SQL_HOST": "127.0.0.1",
+        }
+        here |= {variable: path for variable, path in paths.items() if variable in given}
+        if name == "sql-server":
+            here["HEADRACE_SQL_PORT"] = "0"
+            # As the chart has it, for the source and the catalog: its own PostgreSQL has no TLS.
+            here["PGSSLMODE"] = "verify-full"
+        if name == "sink":
+            here["HEADRACE_SINK_FILES_TO"] = f"file://{self.folder}/sinks"
         if "SPARK_REMOTE" in given:
             here["SPARK_REMOTE"] = self.spark_remote
         return {**given, **here}
 
     async def set_up(self) -> str:
         """Do what the init container does; return its output."""
-        command = [str(Path(sys.executable).with_name("headrace")), *self.composed["init"].command]
+        return await self.run("init")
+
+    async def run(self, name: str) -> str:
+        """Run a container to its end; return its output."""
+        # A checkpoint that spares the disks takes minutes.
+        words = [word for word in self.composed[name].command if word != "--spread"]
+        command = [str(Path(sys.executable).with_name("headrace")), *words]
         process = await asyncio.create_subprocess_exec(
             *as_image_user(command),
-            env=self.environment("init"),
+            env=self.environment(name),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -229,11 +253,11 @@ class Deployment:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    def port(self, name: str) -> int | None:
+    def port(self, name: str, event_name: str = "http_listening") -> int | None:
         """The port it listens on, once it reports it."""
         events = (json.loads(line) for line in self.log(name).splitlines() if line.startswith("{"))
         return next(
-            (int(event["port"]) for event in events if event.get("event") == "http_listening"), None
+            (int(event["port"]) for event in events if event.get("event") == event_name), None
         )
 
     async def ready(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -291,6 +315,8 @@ class Deployment:
             "wal-reader": "READER",
             "snapshot-responder": "SNAPSHOT",
             "schema-publisher": "SCHEMA",
+            "sql-server": "SQL",
+            "wal-archiver": "BACKUP",
         }
         password = self.secrets[f"NATS_{variable.get(user, user.upper())}_PASSWORD"]
         return await nats.connect(self.nats_server.url, user=user, password=password, **options)

@@ -40,10 +40,14 @@ def of_kind(values: Path, *kinds: str) -> Iterator[dict[str, Any]]:
 
 
 def pods(values: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Each pod template: its manifest's name, the pod, its container."""
-    for manifest in of_kind(values, "Deployment", "Job"):
-        pod = manifest["spec"]["template"]["spec"]
-        yield manifest["metadata"]["name"], pod, pod["containers"][0]
+    """Each container of each pod template: its manifest's name, the pod, the container."""
+    for manifest in of_kind(values, "Deployment", "StatefulSet", "Job", "CronJob"):
+        spec = manifest["spec"]
+        pod = spec.get("jobTemplate", {}).get("spec", spec)["template"]["spec"]
+        name = manifest["metadata"]["name"]
+        yield name, pod, pod["containers"][0]
+        for container in pod.get("initContainers", []):
+            yield f"{name}/{container['name']}", pod, container
 
 
 def with_values(*pairs: str) -> subprocess.CompletedProcess[str]:

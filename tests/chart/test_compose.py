@@ -16,14 +16,28 @@ import yaml
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.embedded.nats import nats_binary
 from headrace.settings import Settings, load
-from headrace.suite.services import SERVICES, TELEMETRY
+from headrace.suite.services import SERVICES, SINK, TELEMETRY
 from tests.chart.composition import COMPOSE, ROOT, SERVERS, Service, services
 from tests.chart.deployment import MIRROR_PORT, SUITE
 
 ROLES = ROOT / "deploy/postgres/roles.sql"
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 SECOND = tuple(f"{name}-2" for name in ("init", *SUITE))
-OURS = (*SUITE, "archiver", "audit-writer", "lake-writer", "mirror", "init", *SECOND)
+# Containers that end.
+ONCE = ("init", "backup-init", "base-backup")
+OURS = (
+    *SUITE,
+    *("archiver", "audit-writer", "lake-writer", "sql-server", "wal-archiver", "sink", "mirror"),
+    *ONCE,
+    *SECOND,
+)
+# The words of a command after its first one.
+MORE_WORDS = {
+    "mirror": ["--to", "sqlite:////mirror/mirror.db", "--http", MIRROR_PORT],
+    "sink": ["files"],
+    "backup-init": ["init"],
+    "base-backup": ["now", "--spread"],
+}
 # libpq's, of the mirror's target.
 LIBPQ = {"PGPASSWORD"}
 
@@ -40,18 +54,21 @@ def ours() -> list[Service]:
 
 def kind(name: str) -> str:
     """Which of headrace's commands it is."""
+    if name in {"backup-init", "base-backup"}:
+        return "backup"
     return name.removesuffix("-2")
 
 
 def port_of(name: str) -> int:
     if name == "mirror":
         return int(MIRROR_PORT)
-    return SERVICES[kind(name)].port
+    return SINK.port if name == "sink" else SERVICES[kind(name)].port
 
 
 def test_every_service_of_the_suite_is_there() -> None:
     assert set(SUITE) <= set(services())
-    assert {kind(service.name) for service in ours()} - {"init", "mirror"} <= set(SERVICES)
+    others = {"init", "mirror", "backup", "sink"}
+    assert {kind(service.name) for service in ours()} - others == set(SERVICES)
     left_out = {name for name, service in services().items() if "image" in service.body} - set(OURS)
     assert [name for name in left_out if "headrace" in services()[name].body["image"]] == ["spark"]
 
@@ -59,11 +76,7 @@ def test_every_service_of_the_suite_is_there() -> None:
 @pytest.mark.parametrize("service", ours(), ids=lambda service: service.name)
 def test_every_command_is_one_of_headrace(service: Service) -> None:
     assert service.command[0] == kind(service.name)
-    assert service.command[1:] == (
-        ["--to", "sqlite:////mirror/mirror.db", "--http", MIRROR_PORT]
-        if service.name == "mirror"
-        else []
-    )
+    assert service.command[1:] == MORE_WORDS.get(service.name, [])
 
 
 @pytest.mark.parametrize(
@@ -75,10 +88,11 @@ def test_every_variable_is_a_setting_with_a_value_it_may_have(service: Service) 
     load_audit(service.environment)
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if kind(name) != "init"])
+@pytest.mark.parametrize("name", [name for name in OURS if kind(name) not in {"init", "backup"}])
 def test_every_probe_asks_the_port_and_path_of_its_service(name: str) -> None:
-    # Copying tables may take hours, in which there is nothing wrong with a mirror or a lake.
-    path = "livez" if name in {"mirror", "lake-writer"} else "readyz"
+    # Copying tables may take hours, in which there is nothing wrong with these.
+    copying = {"mirror", "lake-writer", "sql-server", "sink"}
+    path = "livez" if name in copying else "readyz"
     assert f"http://127.0.0.1:{port_of(name)}/{path}'" in services()[name].probe[-1]
 
 
@@ -183,8 +197,8 @@ def test_a_new_volume_belongs_to_the_images_user() -> None:
         for service in ours()
         for volume in service.body.get("volumes", [])
     ]
-    assert sorted(mounted) == ["/archive", "/archive", "/lake", "/mirror"]
-    assert 'install -d -o 65532 -g 65532 "$root/archive" "$root/lake" "$root/mirror"' in rootfs
+    made = re.findall(r'"\$root(/\w+)"', rootfs.partition("install -d -o 65532 -g 65532")[2])
+    assert {path for path in mounted if not path.startswith("/etc/")} == set(made)
 
 
 def test_every_service_waits_for_what_exists() -> None:
@@ -231,7 +245,7 @@ def test_the_image_runs_what_compose_and_chart_give_it() -> None:
     assert {service.body["build"]["target"] for service in ours()} <= set(targets)
     # The last stage is what a build without a target makes.
     assert targets[-1] == "core"
-    for stage in re.split(r"^FROM ", text, flags=re.MULTILINE)[-4:]:
+    for stage in re.split(r"^FROM ", text, flags=re.MULTILINE)[-6:]:
         assert "USER 65532:65532" in stage
         assert 'ENTRYPOINT ["/usr/bin/python3", "-m", "headrace.cli"]' in stage
         assert "HEADRACE_HTTP_HOST=0.0.0.0" in stage

@@ -11,11 +11,16 @@ from typing import Any, get_type_hints
 import kubernetes_validate  # type: ignore[import-untyped]  # published without types
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from headrace.audit.settings import AuditSettings, load_audit
+from headrace.cli.main import app
 from headrace.cli.mirror.run import table_names
 from headrace.settings import Settings, load
-from headrace.suite.services import SERVICES
+from headrace.sinks.configuration import parse_sinks
+from headrace.sql.private_server import check_sql
+from headrace.suite.services import SERVICES, SINK
+from tests.chart.composition import services
 from tests.chart.deployment import SUITE
 from tests.chart.rendered import (
     CHART,
@@ -52,7 +57,7 @@ def test_every_service_is_deployed_and_has_no_name_twice(values: Path) -> None:
     names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in rendered(values)]
     assert len(names) == len(set(names))
     commands = [container["args"][0] for _, _, container in pods(values) if "args" in container]
-    assert set(SUITE) <= set(commands) <= {*SERVICES, "init", "mirror"}
+    assert set(SUITE) <= set(commands) <= {*SERVICES, "init", "mirror", "sink", "backup"}
     enabled = yaml.safe_load(values.read_text())
     for command, part in (("audit-writer", "audit"), ("mirror", "mirror")):
         assert (command in commands) is enabled.get(part, {}).get("enabled", False), command
@@ -78,10 +83,14 @@ def test_every_variable_is_a_setting_with_a_value_it_may_have(values: Path) -> N
 @pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
 def test_every_port_and_probe_is_the_services(values: Path) -> None:
     for name, _, container in pods(values):
-        if container.get("args", ["init"])[0] == "init":
+        if container.get("args", ["init"])[0] in {"init", "backup"}:
             continue
         ports = [port["containerPort"] for port in container["ports"]]
-        if container["args"][0] == "mirror":
+        if container["args"][0] == "sink":
+            assert ports == [SINK.port], name
+        elif container["args"][0] == "sql-server":
+            assert ports == [SERVICES["sql-server"].port, load({}).sql.port], name
+        elif container["args"][0] == "mirror":
             assert container["args"][2:3] == [f"--http={ports[0]}"]
         else:
             assert ports == [SERVICES[container["args"][0]].port], name
@@ -116,8 +125,9 @@ def test_no_secret_is_in_a_manifest(values: Path) -> None:
 
 @pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
 def test_every_selector_finds_the_pods_it_is_for(values: Path) -> None:
-    labels = [m["spec"]["template"]["metadata"]["labels"] for m in of_kind(values, "Deployment")]
-    for manifest in of_kind(values, "Service", "PodDisruptionBudget", "Deployment"):
+    workloads = ("Deployment", "StatefulSet")
+    labels = [m["spec"]["template"]["metadata"]["labels"] for m in of_kind(values, *workloads)]
+    for manifest in of_kind(values, "Service", "PodDisruptionBudget", *workloads):
         selector = manifest["spec"]["selector"]
         wanted = selector.get("matchLabels", selector).items()
         assert len([pod for pod in labels if wanted <= pod.items()]) == 1, manifest["metadata"][
@@ -128,7 +138,7 @@ def test_every_selector_finds_the_pods_it_is_for(values: Path) -> None:
 def test_several_slots_are_suites_of_their_own() -> None:
     everything = CHART / "ci/everything.yaml"
     slots = [
-        (container["args"][0], entry["value"])
+        (tuple(container["args"]), entry["value"])
         for _, _, container in pods(everything)
         for entry in container["env"]
         if entry["name"] == "HEADRACE_SLOT" and "args" in container
@@ -171,6 +181,19 @@ def test_of_several_slots_each_has_an_archive_and_a_trail_of_its_own() -> None:
         assert set(told.exclude) == set(wanted.split(","))
 
 
+def secrets_of(container: dict[str, Any]) -> dict[str, str]:
+    """The secret of each variable that is one."""
+    return {
+        entry["name"]: entry["valueFrom"]["secretKeyRef"]["name"]
+        for entry in container["env"]
+        if "valueFrom" in entry
+    }
+
+
+def stores_of(container: dict[str, Any]) -> list[str]:
+    return [entry["secretRef"]["name"] for entry in container.get("envFrom", [])]
+
+
 def test_of_several_slots_each_has_a_lake_with_its_rights() -> None:
     everything = CHART / "ci/everything.yaml"
     for slot, name in (("orders_slot", "orders-slot"), ("people", "people")):
@@ -178,17 +201,13 @@ def test_of_several_slots_each_has_a_lake_with_its_rights() -> None:
         lake = load(values_of(container))
         assert lake.lake.url == f"s3://bucket/lake/{slot}"
         assert lake.archive.url == f"s3://bucket/log/{slot}"
-        secrets = {
-            entry["name"]: entry["valueFrom"]["secretKeyRef"]["name"]
-            for entry in container["env"]
-            if "valueFrom" in entry
-        }
+        secrets = secrets_of(container)
         assert secrets["HEADRACE_LAKE_CATALOG"] == "lake-catalog"
+        assert secrets["HEADRACE_LAKE_TOKEN"] == "lake-token"
         assert secrets["POSTGRES_BRIDGE_USER"] == "headrace-postgres-snapshot"
         assert secrets["NATS_BRIDGE_USER"] == "headrace-nats-lake-writer"
-        stores = [entry["secretRef"]["name"] for entry in container["envFrom"]]
-        assert stores == ["archive-store", "lake-store"]
-    policy = next(of_kind(everything, "NetworkPolicy"))["spec"]["egress"][1]["ports"]
+        assert stores_of(container) == ["archive-store", "lake-store"]
+    policy = of_name("NetworkPolicy", "headrace")["spec"]["egress"][1]["ports"]
     assert 5434 in {entry["port"] for entry in policy}
 
 
@@ -196,6 +215,162 @@ def test_a_lake_without_an_archive_is_refused() -> None:
     done = with_values("lake.url=s3://bucket/lake", "archive.url=")
     assert done.returncode != 0
     assert "lake.url needs archive.url" in done.stderr
+
+
+def of_name(kind: str, name: str, values: Path = CHART / "ci/everything.yaml") -> dict[str, Any]:
+    return next(m for m in of_kind(values, kind) if m["metadata"]["name"] == name)
+
+
+def test_of_several_slots_each_has_sql_servers_that_read_its_lake() -> None:
+    everything = CHART / "ci/everything.yaml"
+    for slot, name in (("orders_slot", "orders-slot"), ("people", "people")):
+        container = container_of(everything, f"{name}-sql-server")
+        made = load(values_of(container))
+        assert made.lake.url == f"s3://bucket/lake/{slot}"
+        assert made.source.slot == slot
+        assert made.sql.host == made.process.http_host, "of other pods, too"
+        assert (made.sql.folder, made.sql.memory_mb) == ("/sql", 1024)
+        check_sql(made.sql)
+        assert made.sql.tls_required
+        secrets = secrets_of(container)
+        assert secrets["HEADRACE_LAKE_CATALOG"] == "lake-catalog-reader"
+        assert secrets["NATS_BRIDGE_USER"] == "headrace-nats-sql-server"
+        # It needs no right on the source.
+        assert "POSTGRES_BRIDGE_USER" not in secrets
+        assert stores_of(container) == ["lake-reader"]
+
+
+def test_a_sql_server_keeps_its_users_and_opens_to_clients_with_its_tables() -> None:
+    manifest = of_name("StatefulSet", "headrace-people-sql-server")
+    (claim,) = manifest["spec"]["volumeClaimTemplates"]
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    folder = load(values_of(container)).sql.folder
+    assert mounts[claim["metadata"]["name"]] == folder
+    certificate = load(values_of(container)).sql.tls_cert
+    assert str(Path(str(certificate)).parent) == mounts["sql-tls"]
+    assert container["startupProbe"]["httpGet"]["path"] == "/readyz"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/livez"
+    service = of_name("Service", manifest["spec"]["serviceName"])
+    assert {port["targetPort"] for port in service["spec"]["ports"]} == {"http", "sql"}
+    policy = of_name("NetworkPolicy", "headrace-people-sql-server")["spec"]
+    assert policy["ingress"][0]["ports"] == [{"port": "sql"}]
+    assert policy["ingress"][0]["from"][0]["namespaceSelector"]["matchLabels"]
+    assert policy["podSelector"]["matchLabels"].items() <= (
+        manifest["spec"]["template"]["metadata"]["labels"].items()
+    )
+
+
+def test_the_image_of_each_service_has_its_packages() -> None:
+    """tests/chart/test_image_packages.py proves what each image has."""
+    composed = {
+        service.command[0]: service.body["image"].partition(":")[0].removeprefix("headrace")
+        for service in services().values()
+        if service.body.get("image", "").startswith("headrace") and service.command
+    }
+    rendered_images = {
+        (container["args"][0], container["image"].split("/headrace")[1].partition(":")[0])
+        for _, _, container in pods(CHART / "ci/everything.yaml")
+        if "args" in container and "/headrace" in container["image"]
+    }
+    wanted = {(command, image) for command, image in composed.items() if command != "spark"}
+    assert rendered_images == wanted
+
+
+def test_a_cluster_has_one_backup_whatever_the_number_of_slots() -> None:
+    everything = CHART / "ci/everything.yaml"
+    containers = [
+        container
+        for _, _, container in pods(everything)
+        if container.get("args") == ["wal-archiver"]
+    ]
+    assert len(containers) == 1
+    (init,) = [container for name, _, container in pods(everything) if name.endswith("/init")]
+    assert init["args"] == ["backup", "init"]
+    jobs = {m["metadata"]["name"]: m["spec"] for m in of_kind(everything, "CronJob")}
+    backups = [
+        spec["jobTemplate"]["spec"]["template"]["spec"]["containers"][0] for spec in jobs.values()
+    ]
+    for container in (*containers, init, *backups):
+        made = load(values_of(container))
+        assert (made.backup.url, made.backup.keep_backups) == ("s3://bucket/backups", 14)
+        assert secrets_of(container)["POSTGRES_BRIDGE_USER"] == "headrace-postgres-backup"
+        assert stores_of(container) == ["backup-store"]
+    assert all(spec["concurrencyPolicy"] == "Forbid" for spec in jobs.values())
+
+
+def test_every_scheduled_command_is_one_of_headrace() -> None:
+    for values in SETS:
+        for manifest in of_kind(values, "CronJob"):
+            pod = manifest["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+            words = pod["containers"][0]["args"]
+            done = CliRunner().invoke(app, [*words, "--help"])
+            assert done.exit_code == 0, (words, done.output)
+
+
+def test_each_sink_is_a_deployment_with_its_part_of_a_file_that_is_valid() -> None:
+    everything = CHART / "ci/everything.yaml"
+    for slot, name in (("people", "orders"), ("orders-slot", "copies")):
+        manifest = of_name("Deployment", f"headrace-{slot}-sink-{name}")
+        pod = manifest["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        assert container["args"] == ["sink", name]
+        assert manifest["spec"]["replicas"] == 1
+        assert manifest["spec"]["strategy"] == {"type": "Recreate"}
+        (volume,) = [one for one in pod["volumes"] if one["name"] == "configuration"]
+        text = of_name("ConfigMap", volume["configMap"]["name"])["data"]["headrace.toml"]
+        assert name in parse_sinks(text, "headrace.toml", {})
+        assert load(values_of(container)).sinks.file == next(
+            mount["mountPath"]
+            for mount in container["volumeMounts"]
+            if mount["name"] == "configuration"
+        )
+    kafka = container_of(everything, "people-sink-orders")
+    # A sink reads the archive where the stream has lost events.
+    assert stores_of(kafka) == ["kafka", "archive-store"]
+    assert secrets_of(kafka)["NATS_BRIDGE_USER"] == "nats-of-orders"
+    assert {"name": "files", "mountPath": "/etc/headrace/sink", "readOnly": True} in kafka[
+        "volumeMounts"
+    ]
+    policy = of_name("NetworkPolicy", "headrace-people-sink-orders")["spec"]
+    assert policy["egress"] == [{"ports": [{"port": 9092}]}]
+    shared = of_name("NetworkPolicy", "headrace")["spec"]["egress"][1]["ports"]
+    assert 9092 not in {entry["port"] for entry in shared}
+    copies = container_of(everything, "orders-slot-sink-copies")
+    assert secrets_of(copies)["NATS_BRIDGE_USER"] == "headrace-nats-sink"
+
+
+def test_only_a_change_of_a_sink_restarts_it(tmp_path: Path) -> None:
+    base = yaml.safe_load((CHART / "ci/everything.yaml").read_text())
+    base["sinks"][1]["toml"] = 'to = "s3://bucket/other"'
+    (tmp_path / "changed.yaml").write_text(yaml.safe_dump(base))
+    annotations = [
+        of_name("Deployment", name, values)["spec"]["template"]["metadata"]["annotations"]
+        for name in ("headrace-people-sink-orders", "headrace-orders-slot-sink-copies")
+        for values in (CHART / "ci/everything.yaml", tmp_path / "changed.yaml")
+    ]
+    assert annotations[0] == annotations[1]
+    assert annotations[2] != annotations[3]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (("sql.enabled=true",), "sql.enabled needs lake.url"),
+        (
+            ("sinks[0].name=a", "sinks[0].toml=x", "sinks[0].slot=nobody"),
+            "sinks: a names the slot nobody",
+        ),
+        (
+            ("sinks[0].name=a", "sinks[0].toml=x", "sinks[1].name=a", "sinks[1].toml=x"),
+            "sinks: two sinks have one name",
+        ),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(values: tuple[str, ...], told: str) -> None:
+    done = with_values(*values)
+    assert done.returncode != 0
+    assert told in done.stderr
 
 
 def test_a_mirror_is_one_for_all_slots_and_its_password_is_no_argument() -> None:
@@ -206,7 +381,7 @@ def test_a_mirror_is_one_for_all_slots_and_its_password_is_no_argument() -> None
         word.removeprefix("--table=") for word in mirrors[0]["args"] if word.startswith("--table=")
     ]
     assert table_names(tables) == (("public", "users"), ("app", "orders"))
-    policy = next(of_kind(everything, "NetworkPolicy"))["spec"]["egress"][1]["ports"]
+    policy = of_name("NetworkPolicy", "headrace")["spec"]["egress"][1]["ports"]
     assert {5433, 6432} <= {entry["port"] for entry in policy}
     assert (
         with_values("mirror.enabled=true", "mirror.to=postgresql://me:secret@host/copy").returncode
@@ -257,6 +432,10 @@ def test_a_standby_does_not_hold_up_an_upgrade() -> None:
         "settings.HEADRACE.x=1",
         "archive.url=file:///tmp",
         "lake.url=file:///tmp",
+        "backup.url=file:///tmp",
+        "backup.jobs[0].name=no-schedule",
+        "sinks[0].name=without-toml",
+        "sql.replica=2",
         "audit.schema=no-name",
         "mirror.to=sqlite:///copy.db",
         "nonsense=1",
@@ -291,7 +470,7 @@ def test_the_operators_objects_hold_the_alerts_and_dashboards() -> None:
         name: [{"targetLabel": "job", "replacement": job}]
         for name, job in {"telemetry": "headrace", "mirror": "headrace-mirror"}.items()
     }
-    dashboards = next(of_kind(everything, "ConfigMap"))["data"]
+    dashboards = of_name("ConfigMap", "headrace-dashboards")["data"]
     shipped = {
         f"headrace-{path.name}": path
         for path in (ROOT / "deploy/grafana/dashboards").glob("*.json")

@@ -6,6 +6,7 @@ The subjects of changes, schemas and snapshots, which consumers rely on, are in
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 
@@ -26,8 +27,16 @@ doctor = partial(_of_slot, "doctor")
 
 
 def stats(slot: str, service: str) -> str:
-    """From a service to telemetry."""
-    return f"headrace.{slot}.stats.{service}"
+    """From a service to telemetry. `*` are all but the sinks, and `sink-*` are these."""
+    # A sink's name is a separate token, so that a NATS user can be allowed to report as any sink
+    # and as nothing else.
+    token = re.sub(r"^sink-", "sink.", service)
+    return f"headrace.{slot}.stats.{token}"
+
+
+def reporting_service(subject: str) -> str:
+    """The service whose report has this subject."""
+    return subject.split(".", 3)[3].replace(".", "-")
 
 
 def chunk_permits(slot: str, snapshot_id: str) -> str:

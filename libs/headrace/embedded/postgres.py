@@ -178,7 +178,8 @@ class EmbeddedPostgres(EmbeddedServer):
         if len(status) < 8 or status[7].strip() != "ready" or status[0] != str(self.pid):
             return False
         try:
-            psycopg.connect(self.dsn(), connect_timeout=_PROBE_TIMEOUT_S).close()
+            # It has no TLS, even if PGSSLMODE asks for it elsewhere.
+            psycopg.connect(self.dsn(), connect_timeout=_PROBE_TIMEOUT_S, sslmode="disable").close()
         except psycopg.OperationalError as error:
             # No later attempt would succeed: the password was set when the cluster was created.
             if "authentication" in str(error):

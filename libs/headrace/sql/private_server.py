@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.embedded.ports import LOOPBACK
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres, kept_password
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, SettingError
 from headrace.settings import SqlSettings
 
 READERS: Final = "headrace_reader"
@@ -42,6 +42,20 @@ class PrivateServerUnreachableError(HeadraceError):
     remedy = "Start `headrace sql-server`, or check HEADRACE_SQL_POSTGRES and HEADRACE_SQL_FOLDER."
 
 
+def check_sql(settings: SqlSettings) -> None:
+    """Refuse settings with which no client could connect."""
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        raise SettingError(
+            "one of HEADRACE_SQL_TLS_CERT and HEADRACE_SQL_TLS_KEY is not set",
+            remedy="Set both, or none for connections without TLS.",
+        )
+    if settings.tls_required and settings.tls_cert is None:
+        raise SettingError(
+            "HEADRACE_SQL_TLS_REQUIRED is set without a certificate",
+            remedy="Set HEADRACE_SQL_TLS_CERT and HEADRACE_SQL_TLS_KEY.",
+        )
+
+
 def embedded_server(settings: SqlSettings) -> EmbeddedPostgres:
     """The embedded PostgreSQL in the SQL server's folder. It prefers the port of its last start."""
     folder = Path(settings.folder).absolute()
@@ -64,6 +78,8 @@ def admin_dsn(settings: SqlSettings) -> str:
         user=SUPERUSER,
         password=kept_password(folder / "postgres-password"),
         dbname=settings.database,
+        # It has no TLS, even if PGSSLMODE asks for it elsewhere.
+        sslmode="disable",
     )
 
 

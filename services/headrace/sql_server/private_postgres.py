@@ -14,7 +14,7 @@ from typing import Final
 
 import psycopg
 from psycopg import sql as composed
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.errors import HeadraceError, SettingError
@@ -170,7 +170,7 @@ class PrivatePostgres:
     def admin_dsn(self) -> str:
         """The database's address for the front's own statements."""
         if self._embedded is not None:
-            return self._embedded.dsn(self._settings.database)
+            return self._embedded_dsn(self._settings.database)
         assert self._settings.postgres is not None, "one of the two"
         return self._settings.postgres
 
@@ -195,9 +195,13 @@ class PrivatePostgres:
         ) as connection:
             yield connection
 
-    def _create_database(self) -> None:
+    def _embedded_dsn(self, database: str) -> str:
         assert self._embedded is not None
-        with psycopg.connect(self._embedded.dsn(), autocommit=True) as connection:
+        # It has no TLS, even if PGSSLMODE asks for it elsewhere.
+        return make_conninfo(self._embedded.dsn(database), sslmode="disable")
+
+    def _create_database(self) -> None:
+        with psycopg.connect(self._embedded_dsn("postgres"), autocommit=True) as connection:
             name = self._settings.database
             found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [name])
             if found.fetchone() is None:

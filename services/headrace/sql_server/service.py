@@ -17,7 +17,7 @@ import psycopg
 
 from headrace import log as logs
 from headrace.bus.participation import take_part
-from headrace.errors import HeadraceError, SettingError, describe
+from headrace.errors import HeadraceError, describe
 from headrace.jetstream.connection import CONNECT_RETRY_S, CONNECT_RETRY_S_MAX, connect_once
 from headrace.lake.files import LakeFiles
 from headrace.lake.opening import check_place, open_catalog
@@ -29,6 +29,7 @@ from headrace.sql.builtins import QUERY, Builtins
 from headrace.sql.copies import LakeCopy
 from headrace.sql.copy_database import CopyLimits
 from headrace.sql.cut_reading import CutReader
+from headrace.sql.private_server import check_sql
 from headrace.sql_server.definitions import Definitions
 from headrace.sql_server.front import Front, PrivateDatabase
 from headrace.sql_server.lake_run import SharedLake
@@ -75,20 +76,6 @@ async def _report(scope: Scope, settings: Settings) -> None:
             await take_part(scope, client, settings.source.slot)
         finally:
             await client.close()
-
-
-def check_sql(settings: SqlSettings) -> None:
-    """Refuse settings with which no client could connect."""
-    if (settings.tls_cert is None) != (settings.tls_key is None):
-        raise SettingError(
-            "one of HEADRACE_SQL_TLS_CERT and HEADRACE_SQL_TLS_KEY is not set",
-            remedy="Set both, or none for connections without TLS.",
-        )
-    if settings.tls_required and settings.tls_cert is None:
-        raise SettingError(
-            "HEADRACE_SQL_TLS_REQUIRED is set without a certificate",
-            remedy="Set HEADRACE_SQL_TLS_CERT and HEADRACE_SQL_TLS_KEY.",
-        )
 
 
 async def _serve(scope: Scope, settings: Settings, server: PrivatePostgres) -> None:

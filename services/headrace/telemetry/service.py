@@ -83,7 +83,7 @@ async def _hear(
     client: Client, settings: Settings, suite: SuiteStatus, export: OtlpExport | None
 ) -> None:
     async def report(message: Msg) -> None:
-        service = message.subject.rpartition(".")[2]
+        service = subjects.reporting_service(message.subject)
         try:
             found = participation.decode_stats(message.data)
         except DecodeError as error:
@@ -93,7 +93,8 @@ async def _hear(
         if export is not None:
             export.hear(service, found.spans)
 
-    await client.subscribe(subjects.stats(settings.source.slot, "*"), cb=report)
+    for services in ("*", "sink-*"):
+        await client.subscribe(subjects.stats(settings.source.slot, services), cb=report)
     # The server has the subscription once this returns: no later report is missed.
     await client.flush()
     log.info("reports_heard", slot=settings.source.slot)

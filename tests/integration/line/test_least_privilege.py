@@ -10,21 +10,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import asyncpg
+import psycopg
 import pytest
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pytest_asyncio import fixture as async_fixture
+from zstandard import ZstdDecompressor
 
 from headrace.bus import subjects
+from headrace.cli.sql.users import add as add_user
 from headrace.consumer import MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.events import decode
 from headrace.jetstream.object_store import ObjectStore
+from headrace.settings import load
 from headrace.testing.process import command
 from headrace.testing.servers import SessionServers
 from tests.chart.deployment import SUITE, Deployment, deployed
@@ -33,7 +39,11 @@ from tests.oracle.lake import ForeignLake
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 SLOT = "headrace"
-ALL = (*SUITE, "archiver", "audit-writer", "lake-writer")
+ALL = (
+    *SUITE,
+    *("archiver", "audit-writer", "lake-writer"),
+    *("sql-server", "wal-archiver", "sink"),
+)
 INBOX = "_INBOX_consumer"
 PATIENCE_S = 60.0
 INTERNAL = ("frames", "control", "stop", "stats.publisher", "doctor", "snapshot.x")
@@ -47,11 +57,13 @@ async def suite(
     (archive := tmp_path_factory.mktemp("archive")).chmod(0o777)
     (lake := tmp_path_factory.mktemp("lake")).chmod(0o777)
     (mirror := tmp_path_factory.mktemp("mirror")).chmod(0o777)
+    (backup := tmp_path_factory.mktemp("backup")).chmod(0o777)
     places = {
         "HEADRACE_LAKE_URL": lake.as_uri(),
         # As in the image of the lake, which has no Spark.
         "HEADRACE_LAKE_ENGINE": "inline",
         "HEADRACE_ARCHIVE_URL": archive.as_uri(),
+        "HEADRACE_BACKUP_URL": backup.as_uri(),
         "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db",
     }
     async with deployed(
@@ -60,6 +72,7 @@ async def suite(
         await execute(deployment, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
         await execute(deployment, "INSERT INTO orders VALUES (0, 'before')")
         await deployment.set_up()
+        await deployment.run("backup-init")
         for name in ALL:
             await deployment.start(name)
         await deployment.ready(*ALL)
@@ -244,6 +257,107 @@ def in_the_lake(lake: ForeignLake) -> bool:
     return lake.cut() is not None and (31, "in the lake") in lake.rows("public.orders", "id, what")
 
 
+async def test_the_sql_server_answers_with_its_own_rights(suite: Deployment) -> None:
+    """Its NATS user may only report: the rows come from the lake."""
+    await execute(suite, "INSERT INTO orders VALUES (32, 'in SQL')")
+    reader = await asyncio.to_thread(a_reader_of_the_lake, suite)
+    async with asyncio.timeout(PATIENCE_S):
+        while not await asyncio.to_thread(answered, reader):  # noqa: ASYNC110  # a cut tells nobody
+            await asyncio.sleep(0.3)
+
+
+def a_reader_of_the_lake(suite: Deployment) -> str:
+    settings = load(suite.environment("sql-server")).sql
+    password = add_user(settings, "ann", None, all_tables=True)
+    port = suite.port("sql-server", "sql_listening")
+    return f"host=127.0.0.1 port={port} dbname=lake user=ann password={password}"
+
+
+def answered(reader: str) -> bool:
+    with psycopg.connect(reader) as session:
+        try:
+            rows = session.execute("SELECT what FROM orders WHERE id = 32").fetchall()
+        except psycopg.errors.UndefinedTable:
+            return False
+    return rows == [("in SQL",)]
+
+
+async def test_the_log_and_a_backup_are_stored_with_their_own_rights(suite: Deployment) -> None:
+    await execute(suite, "INSERT INTO orders VALUES (33, 'in the backup')")
+    out = await suite.run("base-backup")
+    folder = Path(suite.more["HEADRACE_BACKUP_URL"].removeprefix("file://"))
+    stored = await asyncio.to_thread(lambda: [path.name for path in folder.rglob("*")])
+    assert "backup.json" in stored, out
+    assert any(re.fullmatch(r"[0-9A-F]{24}\..*zst", name) for name in stored), stored
+
+
+async def test_a_sink_delivers_with_its_own_rights(suite: Deployment) -> None:
+    await execute(suite, "INSERT INTO orders VALUES (34, 'in the sink')")
+    async with asyncio.timeout(PATIENCE_S):
+        while b"in the sink" not in await asyncio.to_thread(sunk, suite):  # noqa: ASYNC110  # files give no event
+            await asyncio.sleep(0.3)
+
+
+def sunk(suite: Deployment) -> bytes:
+    """The sink's files, read by another program."""
+    files = sorted((suite.folder / "sinks").rglob("*.ndjson.zst"))
+    return b"".join(ZstdDecompressor().decompressobj().decompress(f.read_bytes()) for f in files)
+
+
+async def test_telemetry_hears_every_service(suite: Deployment) -> None:
+    """Also those whose rights are only for that."""
+    wanted = {name for name in ALL if name != "sink"} | {"sink-files"}
+    port = suite.port("telemetry")
+    async with aiohttp.ClientSession() as http, asyncio.timeout(PATIENCE_S):
+        while True:
+            async with http.get(f"http://127.0.0.1:{port}/status") as answer:
+                services = (await answer.json())["services"]
+            if {name for name, one in services.items() if one["state"] == "ready"} >= wanted:
+                return
+            await asyncio.sleep(0.3)
+
+
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        ("sql-server", "headrace.headrace.stats.publisher"),
+        ("sql-server", "$JS.API.STREAM.INFO.CDC"),
+        ("sql-server", "cdc.orders.insert"),
+        ("wal-archiver", "headrace.headrace.control"),
+        ("wal-archiver", "$JS.API.DIRECT.GET.CDC"),
+        ("wal-archiver", "$KV.headrace_state.progress.headrace"),
+        ("sink", "cdc.orders.insert"),
+        ("sink", "headrace.headrace.stats.publisher"),
+        ("sink", "headrace.headrace.stop"),
+        ("sink", "$KV.headrace_state.progress.headrace"),
+        ("sink", "$KV.schemas.orders"),
+        ("sink", "$JS.API.STREAM.DELETE.CDC"),
+        ("sink", "$JS.API.STREAM.PURGE.CDC"),
+        ("sink", "$JS.API.DIRECT.GET.KV_headrace_state.$KV.headrace_state.shape.headrace.orders"),
+    ],
+)
+async def test_a_service_may_publish_only_what_is_its_own(
+    suite: Deployment, user: str, subject: str
+) -> None:
+    heard = Complaints()
+    heard.client = await suite.connect(user, error_cb=heard.note)
+    await heard.client.publish(subject, b"")
+    await heard.refused(subject)
+    await heard.client.close()
+
+
+@pytest.mark.parametrize("user", ["sql-server", "wal-archiver", "sink"])
+@pytest.mark.parametrize("subject", ["headrace.headrace.frames", "cdc.>", "$KV.headrace_state.>"])
+async def test_a_service_hears_only_what_is_for_it(
+    suite: Deployment, user: str, subject: str
+) -> None:
+    heard = Complaints()
+    heard.client = await suite.connect(user, error_cb=heard.note)
+    await heard.client.subscribe(subject)
+    await heard.refused(subject)
+    await heard.client.close()
+
+
 async def test_every_health_check_of_compose_passes(suite: Deployment) -> None:
     for name in ALL:
         # Compose asks again too: a publisher is not ready for as long as an interruption is not
@@ -358,7 +472,9 @@ async def test_nobody_stops_the_suite_by_an_answer_sent_astray(
     assert {name for name in ALL if "stop_requested" in suite.log(name)} == set()
 
 
-@pytest.mark.parametrize("role", ["headrace_reader", "headrace_catalog", "headrace_snapshot"])
+@pytest.mark.parametrize(
+    "role", ["headrace_reader", "headrace_catalog", "headrace_snapshot", "headrace_backup"]
+)
 async def test_no_role_owns_or_writes_anything(suite: Deployment, role: str) -> None:
     rights = await execute(
         suite,
@@ -380,12 +496,14 @@ async def test_only_who_copies_tables_can_read_them(suite: Deployment) -> None:
         role: (await execute(suite, f"SELECT has_table_privilege('{role}', 'orders', 'SELECT')"))[
             0
         ][0]
-        for role in ("headrace_reader", "headrace_catalog", "headrace_snapshot")
+        for role in ("headrace_reader", "headrace_catalog", "headrace_snapshot", "headrace_backup")
     }
     assert readable == {
         "headrace_reader": False,
         "headrace_catalog": False,
         "headrace_snapshot": True,
+        # Through SQL. Its base backups have all rows.
+        "headrace_backup": False,
     }
 
 

@@ -100,7 +100,65 @@ capabilities: {drop: [ALL]}
 {{- if gt (len .root.Values.slots) 1 }}{{ $url = printf "%s/%s" $url .slot.name }}{{ end }}
 - {name: HEADRACE_LAKE_URL, value: {{ $url | quote }}}
 - name: HEADRACE_LAKE_CATALOG
-  valueFrom: {secretKeyRef: {name: {{ $lake.catalogSecret | quote }}, key: url}}
+  valueFrom: {secretKeyRef: {name: {{ .catalogSecret | default $lake.catalogSecret | quote }}, key: url}}
+{{- if and (eq .component "lake-writer") $lake.tokenSecret }}
+- name: HEADRACE_LAKE_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ $lake.tokenSecret | quote }}, key: token}}
+{{- end }}
+{{- end }}
+
+{{/* The SQL server's environment, in addition to the suite's. */}}
+{{- define "headrace.sqlEnvironment" -}}
+{{- $sql := .root.Values.sql }}
+{{- include "headrace.lakeEnvironment" (merge (dict "catalogSecret" $sql.catalogSecret) .) }}
+- {name: HEADRACE_SQL_HOST, value: 0.0.0.0}
+- {name: HEADRACE_SQL_FOLDER, value: /sql}
+{{- if $sql.tlsSecret }}
+- {name: HEADRACE_SQL_TLS_CERT, value: /etc/headrace/sql/tls.crt}
+- {name: HEADRACE_SQL_TLS_KEY, value: /etc/headrace/sql/tls.key}
+- {name: HEADRACE_SQL_TLS_REQUIRED, value: "true"}
+{{- end }}
+{{- range $name, $value := $sql.settings }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* The environment of wal-archiver and of the commands on its store, in addition to the suite's. */}}
+{{- define "headrace.backupEnvironment" -}}
+- {name: HEADRACE_BACKUP_URL, value: {{ .root.Values.backup.url | quote }}}
+{{- range $name, $value := .root.Values.backup.settings }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* The sinks of a suite, as a list. A sink without a slot is the first suite's. */}}
+{{- define "headrace.sinks" -}}
+{{- $first := (first .root.Values.slots).name }}
+{{- $slot := .slot.name }}
+{{- range .root.Values.sinks }}
+{{- if eq (.slot | default $first) $slot }}
+- {{ . | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A sink as it is in headrace.toml. */}}
+{{- define "headrace.sinkToml" -}}
+[[sink]]
+name = {{ .name | quote }}
+{{ .toml | trim }}
+{{- end }}
+
+{{/* Secrets with variables of a service's stores and targets. */}}
+{{- define "headrace.secretsOf" -}}
+{{- $values := .root.Values }}
+{{- $found := list }}
+{{- if has .component (list "archiver" "lake-writer") }}{{ $found = concat $found $values.archive.secrets }}{{ end }}
+{{- if eq .component "lake-writer" }}{{ $found = concat $found $values.lake.secrets }}{{ end }}
+{{- if eq .component "sql-server" }}{{ $found = $values.sql.secrets | default $values.lake.secrets }}{{ end }}
+{{- if eq .component "wal-archiver" }}{{ $found = $values.backup.secrets }}{{ end }}
+{{- with .sink }}{{ $found = concat (.secrets | default list) (ternary $values.archive.secrets list (ne $values.archive.url "")) }}{{ end }}
+{{- $found | uniq | toJson }}
 {{- end }}
 
 {{/* Each trail has one source. */}}
@@ -136,8 +194,32 @@ capabilities: {drop: [ALL]}
 {{/* The values of one service. */}}
 {{- define "headrace.given" -}}
 {{- $values := .root.Values -}}
-{{- $optional := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) "lake-writer" $values.lake -}}
+{{- $optional := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) "lake-writer" $values.lake "sql-server" $values.sql "wal-archiver" $values.backup -}}
+{{- $sink := dict "replicas" 1 "resources" (dict "requests" (dict "cpu" "50m" "memory" "96Mi") "limits" (dict "memory" "512Mi")) -}}
+{{- range $values.sinks }}{{ $_ := set $optional (printf "sink-%s" .name) (merge (pick . "resources") $sink) }}{{ end -}}
 {{- index (merge (dict) $optional $values.services) .name | toYaml }}
+{{- end }}
+
+{{/* The NATS user of a service. */}}
+{{- define "headrace.natsSecret" -}}
+{{- if .sink }}{{ .sink.natsSecret | default .root.Values.nats.secrets.sink }}{{ else }}{{ index .root.Values.nats.secrets .component }}{{ end }}
+{{- end }}
+
+{{/* The environment, rights and mounts of a command on the backup store. */}}
+{{- define "headrace.backupContainer" -}}
+env:
+  {{- include "headrace.environment" (dict "root" .root "slot" .slot "postgresSecret" .root.Values.postgres.secrets.backup "natsSecret" (index .root.Values.nats.secrets "wal-archiver")) | nindent 2 }}
+  {{- include "headrace.backupEnvironment" . | trim | nindent 2 }}
+{{- with .root.Values.backup.secrets }}
+envFrom:
+  {{- range . }}
+  - secretRef: {name: {{ . | quote }}}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- include "headrace.containerSecurity" .root | nindent 2 }}
+volumeMounts:
+  {{- include "headrace.mounts" .root | nindent 2 }}
 {{- end }}
 
 {{- define "headrace.mounts" -}}
@@ -180,9 +262,9 @@ affinity: {{- toYaml . | nindent 2 }}
 
 {{/* The services of a suite: their images, ports and secrets. The ports are the defaults in the code. */}}
 {{- define "headrace.services" -}}
-{{- $values := .Values }}
+{{- $values := .root.Values }}
 {{- $names := list }}
-{{- range .Values.slots }}{{ $names = append $names .name }}{{ end }}
+{{- range $values.slots }}{{ $names = append $names .name }}{{ end }}
 {{- if ne (len $names) (len ($names | uniq)) }}{{ fail "slots: two suites have one slot name; a slot has one reader" }}{{ end }}
 wal-reader: {port: 9091, variant: "", postgres: {{ $values.postgres.secrets.reader | quote }}}
 publisher: {port: 9092, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
@@ -198,6 +280,23 @@ lake-writer: {port: 9097, variant: -lake, postgres: {{ $values.postgres.secrets.
 {{- end }}
 {{- if $values.audit.enabled }}
 audit-writer: {port: 9096, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
+{{- end }}
+{{- if $values.sql.enabled }}
+{{- if not $values.lake.url }}{{ fail "sql.enabled needs lake.url: the SQL server reads the lake" }}{{ end }}
+sql-server: {port: 9099, variant: -sql, postgres: ""}
+{{- end }}
+{{- /* A backup is of the whole cluster, whose log has one reader. */}}
+{{- if and $values.backup.url (eq .slot.name (first $names)) }}
+wal-archiver: {port: 9089, variant: -archive, postgres: {{ $values.postgres.secrets.backup | quote }}}
+{{- end }}
+{{- $sinks := list }}
+{{- range $values.sinks }}
+{{- if not (has (.slot | default (first $names)) $names) }}{{ fail (printf "sinks: %s names the slot %s, which is not in slots" .name .slot) }}{{ end }}
+{{- $sinks = append $sinks .name }}
+{{- end }}
+{{- if ne (len $sinks) (len ($sinks | uniq)) }}{{ fail "sinks: two sinks have one name" }}{{ end }}
+{{- range include "headrace.sinks" . | fromYamlArray }}
+sink-{{ .name }}: {port: 9088, variant: -sinks, postgres: "", sink: {{ . | toJson }}}
 {{- end }}
 {{- end }}
 
