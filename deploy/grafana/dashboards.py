@@ -845,6 +845,20 @@ BACKUP = Dashboard(
             "bytes",
             {"{{source}}": _of("headrace_backup_unstored_bytes")},
         ),
+        Panel(
+            "Age of the newest base backup",
+            "s",
+            {"{{source}}": f"{_of('headrace_backup_age_seconds')} or on () vector(0)"},
+            "0: there is none.",
+        ),
+        Panel(
+            "Drills",
+            "s",
+            {
+                "since one passed {{source}}": f"{_of('headrace_backup_drill_age_seconds')} or on () vector(0)"
+            },
+            "0: none ever did. A drill restores the cluster and compares it with the source.",
+        ),
         Panel("Log stored", "Bps", {"{{source}}": _rate("headrace_backup_log_bytes_total")}),
         Panel("Objects stored", "ops", {"{{source}}": _rate("headrace_backup_log_objects_total")}),
         Panel("Log is stored up to", "short", {"{{source}}": _of("headrace_backup_stored_lsn")}),

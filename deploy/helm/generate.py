@@ -72,6 +72,7 @@ _JOB = {
         "args": _STRINGS | {"minItems": 1},
         "image": {"type": "string"},
         "scratch": {"type": "string"},
+        "postgresSecret": {"type": "string"},
     },
 }
 _SINK = {

@@ -154,6 +154,8 @@ DRILLS = {
     "HeadraceSinkGap": one_more("headrace_sink_gaps_total"),
     "HeadraceBackupBehind": gauge('headrace_backup_lag_seconds{source="s"}', 90, 3, 9),
     "HeadraceBackupHole": gauge('headrace_backup_holes{source="s"}', 1, 0),
+    "HeadraceBackupOld": gauge('headrace_backup_age_seconds{source="s"}', 3 * 86_400, 86_400, 90),
+    "HeadraceBackupDrillFailed": gauge('headrace_backup_drill_failed{source="s"}', 1, 0),
     # Quiet: a target that was never there, since nobody runs a mirror.
     "HeadraceMirrorStopped": Drill({MIRROR: "1+0x60 0+0x60"}, {MIRROR: "0+0x120"}, 75),
     "HeadraceMirrorBehind": gauge('headrace_mirror_behind_seconds{source="s"}', 90, 3, 9),

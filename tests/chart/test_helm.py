@@ -57,7 +57,7 @@ def test_every_service_is_deployed_and_has_no_name_twice(values: Path) -> None:
     names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in rendered(values)]
     assert len(names) == len(set(names))
     commands = [container["args"][0] for _, _, container in pods(values) if "args" in container]
-    assert set(SUITE) <= set(commands) <= {*SERVICES, "init", "mirror", "sink", "backup"}
+    assert set(SUITE) <= set(commands) <= {*SERVICES, "init", "mirror", "sink", "backup", "restore"}
     enabled = yaml.safe_load(values.read_text())
     for command, part in (("audit-writer", "audit"), ("mirror", "mirror")):
         assert (command in commands) is enabled.get(part, {}).get("enabled", False), command
@@ -83,7 +83,7 @@ def test_every_variable_is_a_setting_with_a_value_it_may_have(values: Path) -> N
 @pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
 def test_every_port_and_probe_is_the_services(values: Path) -> None:
     for name, _, container in pods(values):
-        if container.get("args", ["init"])[0] in {"init", "backup"}:
+        if container.get("args", ["init"])[0] in {"init", "backup", "restore"}:
             continue
         ports = [port["containerPort"] for port in container["ports"]]
         if container["args"][0] == "sink":
@@ -272,6 +272,7 @@ def test_the_image_of_each_service_has_its_packages() -> None:
         (container["args"][0], container["image"].split("/headrace")[1].partition(":")[0])
         for _, _, container in pods(CHART / "ci/everything.yaml")
         if "args" in container and "/headrace" in container["image"]
+        if "--drill" not in container["args"]
     }
     wanted = {(command, image) for command, image in composed.items() if command != "spark"}
     assert rendered_images == wanted
@@ -294,7 +295,9 @@ def test_a_cluster_has_one_backup_whatever_the_number_of_slots() -> None:
     for container in (*containers, init, *backups):
         made = load(values_of(container))
         assert (made.backup.url, made.backup.keep_backups) == ("s3://bucket/backups", 14)
-        assert secrets_of(container)["POSTGRES_BRIDGE_USER"] == "headrace-postgres-backup"
+        # A drill compares all tables with the source.
+        role = "postgres-drill" if "--drill" in container["args"] else "headrace-postgres-backup"
+        assert secrets_of(container)["POSTGRES_BRIDGE_USER"] == role
         assert stores_of(container) == ["backup-store"]
     assert all(spec["concurrencyPolicy"] == "Forbid" for spec in jobs.values())
 

@@ -12,6 +12,7 @@ from headrace.testing.process import command
 async def checks(settings: Mapping[str, str]) -> tuple[int, dict[str, dict[str, Any]]]:
     """The exit code, and each check by its name."""
     outcome = await command(settings, "doctor", "--json")
+    assert outcome.out, outcome.err
     return outcome.code, {check["name"]: check for check in json.loads(outcome.out)["checks"]}
 
 

@@ -208,7 +208,7 @@ name = {{ .name | quote }}
 {{/* The environment, rights and mounts of a command on the backup store. */}}
 {{- define "headrace.backupContainer" -}}
 env:
-  {{- include "headrace.environment" (dict "root" .root "slot" .slot "postgresSecret" .root.Values.postgres.secrets.backup "natsSecret" (index .root.Values.nats.secrets "wal-archiver")) | nindent 2 }}
+  {{- include "headrace.environment" (dict "root" .root "slot" .slot "postgresSecret" (.postgresSecret | default .root.Values.postgres.secrets.backup) "natsSecret" (index .root.Values.nats.secrets "wal-archiver")) | nindent 2 }}
   {{- include "headrace.backupEnvironment" . | trim | nindent 2 }}
 {{- with .root.Values.backup.secrets }}
 envFrom:

@@ -169,7 +169,8 @@ async def _position(
         return
     behind = int(consumer.num_pending or 0) + int(consumer.num_ack_pending or 0)
     found = f"{counted(behind, 'message')} behind the stream"
-    # A consumer acknowledges what its sink has committed.
+    # A consumer acknowledges what its sink has committed. Its place stays there when the stream's
+    # limits discard messages after it; only a purge by hand moves it.
     done = 0
     if consumer.ack_floor is not None:
         done = consumer.ack_floor.stream_seq
