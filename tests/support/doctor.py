@@ -11,7 +11,8 @@ from headrace.testing.process import command
 
 async def checks(settings: Mapping[str, str]) -> tuple[int, dict[str, dict[str, Any]]]:
     """The exit code, and each check by its name."""
-    outcome = await command(settings, "doctor", "--json")
+    # A crowded machine takes long to import all that it examines.
+    outcome = await command(settings, "doctor", "--json", timeout_s=240)
     assert outcome.out, outcome.err
     return outcome.code, {check["name"]: check for check in json.loads(outcome.out)["checks"]}
 
