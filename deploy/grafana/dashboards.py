@@ -699,7 +699,11 @@ SQL = Dashboard(
     "Headrace: SQL (sql-server)",
     (
         *_process("sql-server"),
-        Panel("Clients", "short", {"{{source}}": _of("headrace_sql_connections")}),
+        Panel(
+            "Clients",
+            "short",
+            {"{{source}}": f"{_of('headrace_sql_connections')} or on () vector(0)"},
+        ),
         Panel(
             "Statements that read the lake",
             "ops",
