@@ -483,6 +483,24 @@ def test_the_operators_objects_hold_the_alerts_and_dashboards() -> None:
     }
 
 
+def test_init_runs_before_the_services_that_wait_for_what_it_creates() -> None:
+    # `helm install --wait` runs later hooks when every pod is ready, and no pod is before init.
+    everything = CHART / "ci/everything.yaml"
+    jobs = [job for job in of_kind(everything, "Job") if job["metadata"]["name"].endswith("-init")]
+    assert jobs
+    of_the_release = {
+        each["metadata"]["name"]
+        for each in of_kind(everything, "ConfigMap", "Secret", "ServiceAccount")
+    }
+    for job in jobs:
+        hooks = job["metadata"]["annotations"]["helm.sh/hook"].split(",")
+        assert set(hooks) == {"pre-install", "pre-upgrade"}
+        # Nothing of the release is there yet.
+        pod = job["spec"]["template"]["spec"]
+        needed = json.dumps([pod.get("volumes"), pod["containers"], pod.get("serviceAccountName")])
+        assert [name for name in of_the_release if f'"{name}"' in needed] == []
+
+
 def test_the_notes_tell_the_next_step() -> None:
     done = helm("install", "headrace", CHART, "--dry-run=client", "-f", CHART / "ci/minimal.yaml")
     # Without a cluster, Helm does not render the notes: read them as a template would.
