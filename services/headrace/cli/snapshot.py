@@ -1,14 +1,17 @@
 """`headrace snapshot`: requests a table's snapshot and waits for it; or cancels it.
 
-On a terminal there is a progress bar. Ctrl-C leaves the snapshot running: others may have requested
-it too.
+On a terminal there is a progress bar, elsewhere a line from time to time: a cold Spark takes a
+while. Ctrl-C leaves the snapshot running, and reports it: others may have requested it too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import nats.errors
@@ -27,6 +30,9 @@ from headrace.mirror.snapshots import SnapshotError, Snapshots
 from headrace.settings import Settings
 
 COMMAND = "snapshot"
+WAITING = "waiting for the copy to start; a cold Spark takes up to a minute"
+# Where there is no bar.
+NEWS_S = 10.0
 # The answer comes only when the snapshots have stopped.
 CANCEL_TIMEOUT_S = 60.0
 
@@ -64,7 +70,7 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
         snapshots = Snapshots(
             client, settings.streams.cdc, settings.streams.init, settings.streams.state
         )
-        with _bar(table, quiet=as_json) as told:
+        async with _shown(table, quiet=as_json) as told:
             try:
                 made = await snapshots.take(token, told, payload)
             except SnapshotError as error:
@@ -91,20 +97,63 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
     screen.kept("chunks", settings.streams.init, str(facts["subject"]))
 
 
-@contextlib.contextmanager
-def _bar(table: str, *, quiet: bool) -> Iterator[SnapshotProgress]:
-    """A progress bar on stderr if that is a terminal; returns the function that updates it."""
+@contextlib.asynccontextmanager
+async def _shown(table: str, *, quiet: bool) -> AsyncIterator[SnapshotProgress]:
+    """Progress on stderr, and what Ctrl-C leaves behind; returns the function that hears of it."""
     console = Console(stderr=True)
+    news = WAITING
+    # A refusal is one line: nothing is shown before the responder works on it.
+    working = asyncio.Event()
+
+    def noted(rows: int, estimated: int) -> None:
+        nonlocal news
+        working.set()
+        if rows or estimated:
+            news = f"{rows:,} of about {max(estimated, rows + 1):,} rows"
+
+    try:
+        if console.is_terminal and not quiet:
+            with _bar(table, console) as told:
+                yield told
+            return
+        # No group of tasks: it would wrap the snapshot's own error.
+        lines = asyncio.create_task(_lines(table, lambda: news, working, quiet=quiet))
+        try:
+            yield noted
+        finally:
+            lines.cancel()
+    except asyncio.CancelledError:
+        print(
+            f"Stopped waiting. The snapshot of {table} continues; `headrace snapshot {table}` "
+            f"waits for it, `headrace snapshot {table} --cancel` stops it.",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise
+
+
+async def _lines(
+    table: str, news: Callable[[], str], working: asyncio.Event, *, quiet: bool
+) -> None:
+    began = time.monotonic()
+    await working.wait()
+    while not quiet:
+        elapsed_s = time.monotonic() - began
+        print(f"{table}: {news()} ({elapsed_s:.0f} s)", file=sys.stderr, flush=True)
+        await asyncio.sleep(NEWS_S)
+
+
+@contextlib.contextmanager
+def _bar(table: str, console: Console) -> Iterator[SnapshotProgress]:
+    """A progress bar with the time so far; returns the function that updates it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.fields[rows]}"),
         TimeElapsedColumn(),
     )
-    with Progress(
-        *columns, console=console, disable=quiet or not console.is_terminal, transient=True
-    ) as progress:
-        task = progress.add_task(table, total=None, rows="waiting for Spark")
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(table, total=None, rows=WAITING)
 
         def told(rows: int, estimated: int) -> None:
             if not (rows or estimated):
