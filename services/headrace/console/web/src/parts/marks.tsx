@@ -20,6 +20,8 @@ export function State({ is, children }: { is: StateName; children?: string | und
 
 const OPERATIONS: Readonly<Record<string, string>> = {
   INSERT: "I",
+  // The audit trail's word, unless it is told otherwise.
+  CREATE: "I",
   UPDATE: "U",
   DELETE: "D",
   TRUNCATE: "T",
