@@ -15,7 +15,6 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,6 @@ from headrace.testing.servers import SessionServers
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(chromium() is None, reason="Chromium is not installed"),
-    pytest.mark.skipif(find_spec("headrace.console.service") is None, reason="no service yet"),
     pytest.mark.timeout(1200),
 ]
 TIMEOUT_S = 120.0

@@ -523,7 +523,7 @@ export interface components {
             status: number;
             detail: string;
             remedy: string;
-            /** @description A stable word: sign_in, role, origin, host, not_found, aged_out, stale_plan, busy, invalid, unavailable, too_large. */
+            /** @description A stable word: sign_in, role, values, origin, host, not_found, aged_out, stale_plan, busy, invalid, unavailable, too_large. */
             code: string;
         };
         SignIn: {
@@ -1023,8 +1023,11 @@ export interface components {
             object: string | null;
             plan: string | null;
             reason: string;
-            /** @enum {string} */
-            result: "done" | "refused" | "failed";
+            /**
+             * @description `begun`: its end is not known.
+             * @enum {string}
+             */
+            result: "begun" | "done" | "refused" | "failed";
             detail: string;
         };
         Acts: {
