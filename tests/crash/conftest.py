@@ -2,6 +2,21 @@
 
 from tests.support.archiving import archiving, s3
 from tests.support.sink_kills import line
-from tests.support.sink_servers import own_kafka, own_rabbitmq, own_valkey
+from tests.support.sink_servers import (
+    mariadb,
+    mariadb_database,
+    own_kafka,
+    own_rabbitmq,
+    own_valkey,
+)
 
-__all__ = ["archiving", "line", "own_kafka", "own_rabbitmq", "own_valkey", "s3"]
+__all__ = [
+    "archiving",
+    "line",
+    "mariadb",
+    "mariadb_database",
+    "own_kafka",
+    "own_rabbitmq",
+    "own_valkey",
+    "s3",
+]

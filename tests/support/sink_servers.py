@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from headrace.testing.kafka import KafkaServer
+from headrace.testing.mariadb import MariadbServer
+from headrace.testing.names import Names
 from headrace.testing.rabbitmq import RabbitServer
 from headrace.testing.servers import SessionServers
 from headrace.testing.valkey import ValkeyServer
@@ -55,3 +57,18 @@ async def own_rabbitmq(session_servers: SessionServers) -> AsyncIterator[RabbitS
     await server.start()
     yield server
     session_servers.discard(server)
+
+
+@pytest.fixture
+def mariadb(session_servers: SessionServers) -> MariadbServer:
+    """The session's MariaDB server."""
+    return session_servers.shared("mariadb", MariadbServer)
+
+
+@pytest.fixture
+def mariadb_database(mariadb: MariadbServer, names: Names) -> Iterator[str]:
+    """The address of an empty database on it."""
+    name = names.other("mariadb")
+    mariadb.asked(f"CREATE DATABASE `{name}`")
+    yield mariadb.url(name)
+    mariadb.asked(f"DROP DATABASE `{name}`")

@@ -16,6 +16,7 @@ from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import parse_lsn
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
+from headrace.mirror.scope import Takes, takes_all
 from headrace.mirror.table import BootstrapRun, Phase, Table, TableState
 from headrace.mirror.target import DropTable, Step
 
@@ -34,9 +35,11 @@ class CopyWantedError(Exception):
 
 
 class Changes:
-    def __init__(self, book: Book, *, every_table: bool) -> None:
+    def __init__(self, book: Book, *, every_table: bool, takes: Takes = takes_all) -> None:
+        """A mirror of every table takes up new ones, of those that `takes` accepts."""
         self._book = book
         self._every_table = every_table
+        self._takes = takes
         # Sources whose positions are no longer meaningful.
         self.diverged: set[str] = set()
 
@@ -108,7 +111,7 @@ class Changes:
         return state.phase is Phase.FOLLOWING or shown_soon
 
     def _unknown(self, event: Event) -> None:
-        if self._every_table:
+        if self._every_table and self._takes(event.schema, event.table):
             self._book.want(event.schema, event.table, "new in the stream")
 
     def _schema(self, event: Event, state: TableState | None) -> list[Step]:
@@ -141,6 +144,8 @@ class Changes:
         return []
 
     def _follow_name(self, event: Event, before: TableState, schema: str, name: str) -> None:
+        if self._every_table and not self._takes(schema, name):
+            return
         known = self._book.tables.get(table_token(schema, name))
         if known is None or (known.phase is Phase.GONE and event.stream_seq > known.outdated_seq):
             if before.live is not None and not self._book.fresh:

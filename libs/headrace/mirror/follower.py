@@ -26,6 +26,7 @@ from headrace.mirror.bootstrap import Streams
 from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
 from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.reach import READ_S, Reach
+from headrace.mirror.scope import EVERYTHING, MirrorScope
 from headrace.mirror.session import (
     LOOK_S,
     FollowSession,
@@ -74,6 +75,7 @@ class Follower:
         stats: Counters,
         *,
         every_table: bool,
+        scope: MirrorScope = EVERYTHING,
     ) -> None:
         self._book = book
         self._client = client
@@ -81,7 +83,8 @@ class Follower:
         self._hold = hold
         self._stats = stats
         self._every_table = every_table
-        self._changes = Changes(book, every_table=every_table)
+        self._changes = Changes(book, every_table=every_table, takes=scope.takes)
+        self._durable = scope.durable or f"mirror-{book.identity}"
         # Transactions that a gap cut off, by source and LSN: they never end.
         self._torn: set[tuple[str, int]] = set()
         # When the position was last committed.
@@ -155,12 +158,11 @@ class Follower:
     async def _follow(self, stopping: asyncio.Event) -> None:
         self._session = self._begin()
         filters = self._filters()
-        durable = f"mirror-{self._book.identity}"
         start_seq = self._book.seen_seq + 1
         subscription = Subscription(
             self._streams.cdc,
             filters,
-            durable,
+            self._durable,
             start_seq=start_seq,
             state_bucket=self._streams.state,
         )

@@ -28,6 +28,7 @@ from headrace.mirror.bootstrap import Bootstrap, Streams
 from headrace.mirror.follower import Follower
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.published import Published
+from headrace.mirror.scope import EVERYTHING, MirrorScope
 from headrace.mirror.table import NEW, Phase
 from headrace.mirror.target import RowMissingError, Target, TargetError
 from headrace.mirror.verify_hold import VerifyHold
@@ -61,9 +62,9 @@ class Mirror:
     """Keeps tables of a target in sync with their source.
 
     `client` is connected to NATS, and `target` is the database to write. `tables` are pairs of
-    schema and name; if there are none, the mirror contains every table that the source publishes,
-    including later ones. While a table that readers see is copied again, all tables stay at one
-    moment; with `fresh`, the others continue.
+    schema and name; if there are none, the mirror contains every table that the source publishes
+    and `scope` takes, including later ones. While a table that readers see is copied again, all
+    tables stay at one moment; with `fresh`, the others continue.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class Mirror:
         streams: Streams | None = None,
         *,
         fresh: bool = False,
+        scope: MirrorScope = EVERYTHING,
     ) -> None:
         self._client = client
         self._tables = tables
+        self._scope = scope
         self._streams = streams or Streams()
         self._published = Published(client, self._streams.schemas)
         self._hold = VerifyHold()
@@ -150,6 +153,7 @@ class Mirror:
             self._hold,
             self.stats,
             every_table=not self._tables,
+            scope=self._scope,
         )
         async with (
             self._hold.served(self._client, self.book.identity),
@@ -193,7 +197,20 @@ class Mirror:
 
     def _is_wanted(self, token: str) -> bool:
         known = self.book.tables.get(token)
-        return known is None or known.phase is Phase.GONE
+        return self._takes_token(token) and (known is None or known.phase is Phase.GONE)
+
+    def _takes_token(self, token: str) -> bool:
+        return self._scope.takes(*split_table_token(token))
+
+    def _is_new(self, token: str) -> bool:
+        return token not in self.book.tables and self._takes_token(token)
+
+    async def copy_again(self) -> None:
+        """Note in the target that every table is to be copied again; only while `run` isn't."""
+        await self.book.open()
+        async with self.book.held():
+            self.book.begin_at(await self._last_seq())
+            await self.book.commit()
 
     async def _found(self, asked: Callable[[str], bool]) -> list[TableName]:
         return [split_table_token(token) for token in await self._published.tokens(asked)]
@@ -205,7 +222,7 @@ class Mirror:
             await asyncio.sleep(DISCOVER_S)
             # The follower reports a server that is unavailable, and the search is repeated anyway.
             with contextlib.suppress(NatsError, TimeoutError):
-                if found := await self._found(lambda token: token not in self.book.tables):
+                if found := await self._found(self._is_new):
                     await self._take_up(found)
 
     async def _take_up(self, found: Sequence[TableName]) -> None:

@@ -30,6 +30,7 @@ from headrace.mirror.target import (
     Target,
     TargetError,
 )
+from headrace.process.failpoint import failpoint
 from headrace.timing.waits import heed_cancellation
 
 log = logs.logger("mirror")
@@ -406,6 +407,8 @@ class Book:
         await self.write(self._stale_steps())
         changed = self._changed
         self._changed = {}
+        failpoint("mirror.before_commit")
         await self.target.commit(changed)
+        failpoint("mirror.committed")
         # Only now: a bootstrap reads them without the lock, and takes as applied what they pass.
         self.lanes = self._next_lanes

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol
 
 from headrace.errors import HeadraceError, SettingError
@@ -263,31 +264,66 @@ class ReadableTarget(Target, Protocol):
         ...
 
 
-def target_of(url: str) -> ReadableTarget:
-    """The target of an address: `sqlite:///file` or `postgresql://…`."""
+# By scheme: module and class of the target; a built-in one is imported only if it is used, because
+# its driver may not be installed.
+_SERVERS = {
+    "postgresql": ("headrace.mirror.postgres", "PostgresTarget"),
+    "postgres": ("headrace.mirror.postgres", "PostgresTarget"),
+    "mariadb": ("headrace.mirror.mariadb", "MariadbTarget"),
+    "mysql": ("headrace.mirror.mariadb", "MariadbTarget"),
+}
+_FILES = {
+    "sqlite": ("headrace.mirror.sqlite", "SqliteTarget"),
+    "duckdb": ("headrace.mirror.duckdb", "DuckdbTarget"),
+}
+
+
+def target_of(url: str, options: Mapping[str, Any] | None = None) -> ReadableTarget:
+    """The target of an address, such as `sqlite:///file` or `postgresql://…`; `options` are its
+    own.
+    """
     scheme, separator, rest = url.partition("://")
-    if scheme == "sqlite" and separator and rest.startswith("/") and len(rest) > 1:
-        # Import only the driver that is used.
-        from headrace.mirror.sqlite import SqliteTarget  # noqa: PLC0415
-
+    if scheme in _FILES and separator and rest.startswith("/") and len(rest) > 1:
         # The usual form: three slashes for a relative path, four for an absolute one.
-        return SqliteTarget(rest[1:])
-    if scheme in {"postgresql", "postgres"} and separator:
-        # Import only the driver that is used.
-        from headrace.mirror.postgres import PostgresTarget  # noqa: PLC0415
-
-        return PostgresTarget(url)
+        return _made(_FILES[scheme], rest[1:], options)
+    if scheme in _SERVERS and separator:
+        return _made(_SERVERS[scheme], url, options)
     raise SettingError(
         f"{scheme}{separator}{'…' if separator else ''} is not a valid target",
-        remedy="Write sqlite:///local.db or postgresql://user@host/name.",
+        remedy=(
+            "Write sqlite:///local.db, duckdb:///local.duckdb, postgresql://user@host/name or "
+            "mariadb://user@host/name."
+        ),
     )
+
+
+def _made(
+    place: tuple[str, str], address: str, options: Mapping[str, Any] | None
+) -> ReadableTarget:
+    module, name = place
+    try:
+        kind = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        extra = module.rpartition(".")[2]
+        raise SettingError(
+            f"{error.name} is not installed", remedy=f"pip install 'headrace[{extra}]'"
+        ) from error
+    try:
+        made: ReadableTarget = kind(address, **(options or {}))
+    except TypeError as error:
+        given = ", ".join(sorted(options or {}))
+        raise SettingError(
+            f"this target does not have all of the options {given}",
+            remedy="Leave out those that its page does not name.",
+        ) from error
+    return made
 
 
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[ReadableTarget]:
-    """Open the target of an address, `sqlite:///file` or `postgresql://…`, and close it at the end.
+    """Open the target of an address, such as `sqlite:///file`, and close it at the end.
 
-    Raises `SettingError` for any other address.
+    Raises `SettingError` for an address that no target has.
     """
     target = target_of(url)
     try:

@@ -17,12 +17,18 @@ from typing import Any, NoReturn
 from headrace.contract.table_patterns import listed, names_table
 from headrace.errors import HeadraceError
 from headrace.sinks.conditions import RowTest
-from headrace.sinks.configuration_keys import KEYS, Initial, OnError, SinkOperation
+from headrace.sinks.configuration_keys import (
+    DATABASE_KEYS,
+    KEYS,
+    Initial,
+    OnError,
+    SinkOperation,
+)
 from headrace.sinks.formats import Format
 from headrace.sinks.places import Path as KeyPath
 from headrace.sinks.places import line_of, lines_of
 from headrace.sinks.port import Pace
-from headrace.sinks.targets import pace_of, sink_class
+from headrace.sinks.targets import is_database, pace_of, sink_class
 
 FILE = "headrace.toml"
 _PREFIX = "HEADRACE_SINK_"
@@ -174,6 +180,11 @@ class _Reader:
                 self.refuse((*at, key), str(error))
         if "to" not in values:
             self.refuse(at, f"{name!r} has no key `to`, the target's address")
+        if is_database(_known_address(values["to"], environ)):
+            self._check_database(at, name, table)
+            # The only ones that a copy can have, so that `plan` shows what happens.
+            values["snapshot"] = Initial.INITIAL
+            values["on_error"] = OnError.PARK
         values["pace"] = self._pace(at, values)
         for option, value in values.get("options", {}).items():
             if _SECRET.search(option) and not _is_reference(value):
@@ -183,6 +194,23 @@ class _Reader:
                     "Write `env:NAME` for a variable, or `file:PATH` for a file.",
                 )
         return SinkConfiguration(**values)
+
+    def _check_database(self, at: KeyPath, name: str, table: Mapping[str, Any]) -> None:
+        """A copy of whole tables has no records to choose or to format."""
+        for key in table:
+            if key not in DATABASE_KEYS:
+                self.refuse(
+                    (*at, key),
+                    f"does not apply to {name!r}, whose target is a database",
+                    f"Its keys are {', '.join(DATABASE_KEYS)}.",
+                )
+        for key, only in (("snapshot", Initial.INITIAL), ("on_error", OnError.PARK)):
+            if table.get(key, only) != only:
+                self.refuse(
+                    (*at, key),
+                    f"must be {str(only)!r} for a database",
+                    "A copy starts with all rows, and a table that the target refuses is parked.",
+                )
 
     def _overriding(
         self, name: str, table: Mapping[str, Any], environ: Mapping[str, str]
@@ -202,7 +230,7 @@ class _Reader:
     def _pace(self, at: KeyPath, values: dict[str, Any]) -> Pace:
         batch = values.pop("batch", {})
         try:
-            pace = pace_of(sink_class(values["to"])) if ":" in values["to"] else Pace()
+            pace = _pace_to(values["to"])
         except (HeadraceError, ImportError) as error:
             if values["to"].startswith("env:"):
                 pace = Pace()
@@ -213,6 +241,20 @@ class _Reader:
             batch.get("wait_ms", pace.wait_s * 1000) / 1000,
             batch.get("timeout_s", pace.timeout_s),
         )
+
+
+def _pace_to(to: str) -> Pace:
+    """When a sink with this target commits; raises for a target that nothing writes to."""
+    if ":" not in to or is_database(to):
+        return Pace()
+    return pace_of(sink_class(to))
+
+
+def _known_address(to: str, environ: Mapping[str, str]) -> str:
+    """The target's address; empty if it is in a variable that this process lacks."""
+    if to.startswith("env:"):
+        return environ.get(to.removeprefix("env:"), "")
+    return to
 
 
 def _of_variable(key: str, text: str) -> Any:

@@ -166,3 +166,5 @@ KEYS: dict[str, tuple[str, Callable[[object], Any]]] = {
     "function": ("function", _function),
     "options": ("options", _options),
 }
+# Those of a sink whose target is a database.
+DATABASE_KEYS = ("name", "to", "tables", "snapshot", "on_error", "options")

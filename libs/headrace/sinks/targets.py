@@ -27,7 +27,9 @@ _BUILT_IN = {
     "http": ("headrace.sinks.webhook:WebhookSink", ""),
     "https": ("headrace.sinks.webhook:WebhookSink", ""),
 }
-SCHEMES = tuple(_BUILT_IN)
+# Targets with tables: a mirror writes them (`headrace.mirror`), not a sink's class.
+_DATABASES = ("postgresql", "postgres", "sqlite", "duckdb", "mariadb", "mysql")
+SCHEMES = (*_BUILT_IN, *_DATABASES)
 PYTHON = "python"
 
 SinkClass = Callable[[SinkOptions], Sink]
@@ -40,6 +42,19 @@ class UnknownTargetError(HeadraceError):
         f"Write an address that starts with one of {', '.join(f'{name}://' for name in SCHEMES)}, "
         "or `python:package.module:Class` for a class in your own program."
     )
+
+
+def is_database(to: str) -> bool:
+    """Whether the target of an address is a copy of the tables themselves."""
+    scheme, separator, _ = to.partition("://")
+    return bool(separator) and scheme in _DATABASES
+
+
+def promise_to(to: str) -> Promise:
+    """The promise of a sink with this address; raises if no sink writes to it."""
+    if is_database(to):
+        return Promise.EXACTLY_ONCE
+    return promise_of(sink_class(to))
 
 
 def sink_class(to: str) -> SinkClass:

@@ -39,6 +39,7 @@ from headrace.process.service import on_the_bus
 from headrace.settings import Settings
 from headrace.sink.catching_up import CatchingUp
 from headrace.sink.replay import Replay
+from headrace.sink.tables import TablesWorker
 from headrace.sinks.building import router_of, sink_of
 from headrace.sinks.configuration import ConfigurationError, SinkConfiguration, load_sinks
 from headrace.sinks.configuration_keys import Initial, OnError
@@ -55,6 +56,7 @@ from headrace.sinks.reading import SourceTransactions, source_mark
 from headrace.sinks.remembered import StateMarks
 from headrace.sinks.routing import Router, UnroutableError, event_id
 from headrace.sinks.session import SinkSession
+from headrace.sinks.targets import is_database
 from headrace.timing.backoff import Backoff
 
 log = logs.logger("sink")
@@ -77,7 +79,8 @@ async def run(scope: Scope, settings: Settings, name: str) -> None:
     async def work(client: Client) -> None:
         state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
         if state is not None:
-            worker = Worker(scope, settings, client, state, sinks[name])
+            kind = TablesWorker if is_database(sinks[name].address(os.environ)) else Worker
+            worker = kind(scope, settings, client, state, sinks[name])
             scope.spawn("instructions", worker.watch())
             scope.spawn("behind", worker.measure())
             await worker.run()

@@ -11,6 +11,9 @@ from nats.aio.client import Client
 from headrace.jetstream.provisioning import ensure
 from headrace.settings import StreamSettings
 from headrace.testing.plugin import OwnNats
+from tests.support.sink_servers import mariadb, mariadb_database
+
+__all__ = ["mariadb", "mariadb_database"]
 
 
 @pytest.fixture

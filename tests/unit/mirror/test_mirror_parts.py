@@ -150,7 +150,7 @@ def test_a_tables_state_survives_its_being_written() -> None:
     assert TableState.decode(state.encode()) == state
 
 
-@pytest.mark.parametrize("url", ["sqlite://local.db", "mysql://x/y", "local.db", "sqlite:///"])
+@pytest.mark.parametrize("url", ["sqlite://local.db", "oracle://x/y", "local.db", "sqlite:///"])
 def test_an_address_that_names_no_target_is_refused(url: str) -> None:
     with pytest.raises(SettingError):
         target_of(url)

@@ -18,7 +18,13 @@ app = typer.Typer()
 _PANEL = "Mirrors"
 To = Annotated[
     str,
-    typer.Option("--to", help="The mirror: sqlite:///local.db, or postgresql://user@host/name."),
+    typer.Option(
+        "--to",
+        help=(
+            "The mirror: sqlite:///local.db, duckdb:///local.duckdb, postgresql://user@host/name, "
+            "or mariadb://user@host/name."
+        ),
+    ),
 ]
 Tables = Annotated[
     list[str] | None,

@@ -19,12 +19,12 @@ from rich.text import Text
 
 from headrace import log as logs
 from headrace.cli.terminal import Console
-from headrace.contract.subjects_and_ids import split_table_token
 from headrace.contract.table_patterns import table_of
 from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.lsn import format_lsn
 from headrace.mirror import Mirror, Streams, opened
 from headrace.mirror.table import Phase
+from headrace.mirror.watching import judge, measure
 from headrace.process import lifecycle
 from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
@@ -33,8 +33,6 @@ from headrace.terminal.text import plain
 
 SERVICE = "mirror"
 VIEW_S = 0.2
-JUDGE_S = 1.0
-LOOK_S = 5.0
 _BAR_CHARACTERS = 40
 
 
@@ -93,8 +91,8 @@ async def _mirror(
             scope.health.refreshers.append(
                 lambda stats: stats.set("nats_connected", int(client.is_connected))
             )
-            scope.spawn("mirror-health", _judge(scope, mirror))
-            scope.spawn("mirror-figures", _look(scope, mirror))
+            scope.spawn("mirror-health", judge(scope.health, scope.stopping, mirror))
+            scope.spawn("mirror-figures", measure(scope.stopping, mirror))
             if on_terminal:
                 scope.spawn("mirror-view", _show(scope, mirror, to))
                 # So that the bars exist before anything is reported.
@@ -117,39 +115,6 @@ async def served(scope: Scope, settings: Settings, http: int | None) -> AsyncIte
         application(scope.health, settings.source.slot), settings.process.http_host, http
     ):
         yield
-
-
-async def _judge(scope: Scope, mirror: Mirror) -> None:
-    """Ready once every table is loaded, and while nothing blocks the mirror."""
-    while not scope.stopping.is_set():
-        for part in ("target", "stream"):
-            if mirror.trouble and mirror.trouble_with == part:
-                scope.health.block(part, mirror.trouble)
-            else:
-                scope.health.unblock(part)
-        if mirror.awaited:
-            scope.health.block("moment", mirror.awaited)
-        else:
-            scope.health.unblock("moment")
-        scope.health.warnings = _warnings(mirror)
-        if mirror.is_whole:
-            scope.health.started()
-        await scope.pause(JUDGE_S)
-
-
-def _warnings(mirror: Mirror) -> dict[str, str]:
-    """Only names: the text of a refusal may contain a row's values."""
-    if not mirror.parked:
-        return {}
-    tables = ", ".join(".".join(split_table_token(token)) for token in sorted(mirror.parked))
-    return {"parked": f"the target refuses {tables}; the log contains the reason (table_parked)"}
-
-
-async def _look(scope: Scope, mirror: Mirror) -> None:
-    """Refresh gauges."""
-    while not scope.stopping.is_set():
-        await mirror.look()
-        await scope.pause(LOOK_S)
 
 
 async def _show(scope: Scope, mirror: Mirror, to: str) -> None:

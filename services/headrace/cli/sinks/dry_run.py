@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.settings import Settings
 from headrace.sinks.building import router_of
 from headrace.sinks.configuration import SinkConfiguration
-from headrace.sinks.targets import sink_class
+from headrace.sinks.targets import promise_to
 
 WAIT_S = 2.0
 
@@ -23,7 +23,7 @@ WAIT_S = 2.0
 async def run(settings: Settings, sink: SinkConfiguration, last: int, *, as_json: bool) -> None:
     """Route the last events, and show the records."""
     # Both raise for what a process of the sink would fail with.
-    sink_class(sink.address(os.environ))
+    promise_to(sink.address(os.environ))
     sink.secrets(os.environ)
     rows: list[dict[str, Any]] = []
     if not last:

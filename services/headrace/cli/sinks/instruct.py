@@ -7,6 +7,7 @@ later follows it too.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,8 +17,9 @@ from headrace.cli.session import nats
 from headrace.cli.sinks.look import shown
 from headrace.jetstream.state import bucket
 from headrace.settings import Settings
-from headrace.sinks.configuration import SinkConfiguration
+from headrace.sinks.configuration import ConfigurationError, SinkConfiguration
 from headrace.sinks.control import Control, ResetTo, control_key, durable_name
+from headrace.sinks.targets import is_database
 
 
 async def pause(
@@ -37,6 +39,11 @@ async def pause(
 
 async def reset(settings: Settings, sink: SinkConfiguration, to: ResetTo, *, as_json: bool) -> None:
     """Store that the sink is to forget its position."""
+    if to is not ResetTo.SNAPSHOT and is_database(sink.address(os.environ)):
+        raise ConfigurationError(
+            f"sink {sink.name!r} is a copy of tables, which can't begin in the middle",
+            remedy="Use `--to snapshot`, which copies the tables again.",
+        )
     async with nats(settings, "sinks") as (client, _):
         state = await bucket(client.jetstream(), settings.streams.state)
         control = Control(state, control_key(settings.source.slot, sink.name))

@@ -25,7 +25,7 @@ from headrace.sinks.configuration import SinkConfiguration
 from headrace.sinks.control import Control, control_key, durable_name
 from headrace.sinks.dead_letters import DeadLetters
 from headrace.sinks.routing import SKIP_PREFIX
-from headrace.sinks.targets import promise_of, sink_class
+from headrace.sinks.targets import promise_to
 
 Sinks = Mapping[str, SinkConfiguration]
 
@@ -52,7 +52,7 @@ def _cell(value: object) -> str:
 def promise_text(sink: SinkConfiguration) -> str:
     """The promise of the sink's class; empty if its address is a secret or can't be used here."""
     try:
-        return str(promise_of(sink_class(sink.to)))
+        return str(promise_to(sink.to))
     except (HeadraceError, ImportError):
         return ""
 

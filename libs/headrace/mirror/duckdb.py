@@ -1,0 +1,483 @@
+"""A mirror in DuckDB: one file, whose tables have DuckDB's types where these lose nothing.
+
+While a process has a DuckDB file open for writing, no other process can open it. So the mirror
+closes the file whenever it has nothing to write, and waits while a reader has it open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from headrace.mirror import target
+from headrace.mirror.duckdb_types import DIALECT
+from headrace.mirror.native_types import (
+    TEXT_MARK,
+    Native,
+    NativeColumn,
+    NativeTypes,
+    as_contract_moment,
+    as_sqlite_float,
+    kept_as_chosen,
+)
+from headrace.mirror.table import Column, Table
+from headrace.postgres.quoting import quote_name
+
+T = TypeVar("T")
+
+SCHEMA = "headrace_mirror"
+MARKS = f"{SCHEMA}.marks"
+WRITER = "writer"
+# How long to wait for a process that has the file open.
+BUSY_S = 10.0
+BUSY_LOOK_S = 0.05
+# Open no longer than this without a write, so that others can read the file.
+IDLE_S = 0.2
+# While there is always something to write, it is closed now and then for a moment.
+OPEN_S_MAX = 1.0
+CLOSED_S = 0.15
+READ_ROWS = 5000
+_STAGING = f"{SCHEMA}_new."
+_DRAFT = f"{SCHEMA}_draft."
+_NO_MIRROR_REMEDY = "Check the path; `headrace mirror --to …` creates a mirror there."
+
+
+def table_name(table: Table) -> str:
+    """The table's name in SQL."""
+    return f"{quote_name(_schema(table))}.{quote_name(_plain_name(table))}"
+
+
+def _schema(table: Table) -> str:
+    # DuckDB's default schema is `main`; PostgreSQL's is created like any other.
+    return table.schema
+
+
+def _plain_name(table: Table) -> str:
+    # In the same schema: DuckDB can't move a table to another one.
+    if table.staging:
+        return f"{_STAGING}{table.name}"
+    return table.name
+
+
+class DuckdbTarget:
+    """Creates the file if it doesn't exist. `text` are patterns of columns to store as text."""
+
+    def __init__(self, path: str, text: Sequence[str] = ()) -> None:
+        self._path = path
+        self._types = NativeTypes(DIALECT, text)
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._writer = uuid.uuid4().hex
+        self._has_opened = False
+        self._has_begun = False
+        self._idle: asyncio.TimerHandle | None = None
+        self._opened_at = 0.0
+        self._closed_at = 0.0
+        # One thread: what a cancelled caller started is finished before the next call.
+        self._thread = ThreadPoolExecutor(1, "headrace-duckdb")
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        # The file must not be closed between two calls of one transaction.
+        if self._idle is not None:
+            self._idle.cancel()
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, work, *arguments)
+        finally:
+            self._idle = loop.call_later(IDLE_S, self._thread.submit, self._close_idle)
+
+    async def load(self) -> dict[str, str]:
+        return await self._in_thread(self._load)
+
+    async def write(self, steps: Sequence[target.Step]) -> None:
+        await self._in_thread(self._write, steps)
+
+    async def commit(self, marks: Mapping[str, str | None]) -> None:
+        await self._in_thread(self._commit, marks)
+
+    async def close(self) -> None:
+        await self._in_thread(self._close)
+
+    @contextlib.asynccontextmanager
+    async def reading(
+        self,
+        table: Table | None = None,  # noqa: ARG002  # the port's
+    ) -> AsyncIterator[DuckdbReading]:
+        reading = await asyncio.to_thread(DuckdbReading, self._path, self._types)
+        try:
+            yield reading
+        finally:
+            await asyncio.to_thread(reading.close)
+
+    def _close(self) -> None:
+        connection = self._connection
+        self._connection = None
+        self._has_begun = False
+        if connection is not None:
+            connection.close()
+
+    def _close_idle(self) -> None:
+        # Uncommitted rows would be lost: the mirror commits them, or loads again.
+        if not self._has_begun:
+            self._close()
+
+    def _load(self) -> dict[str, str]:
+        with _explained(self._path):
+            self._close()
+            self._connection = _opened(self._path, read_only=False)
+            self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            self._connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {MARKS} (key VARCHAR, value VARCHAR)"
+            )
+            self._connection.execute("BEGIN")
+            # The first time it takes over from any writer; later only a mirror that is still the
+            # writer may continue.
+            if self._has_opened:
+                self._check_writer(self._connection)
+            _keep(self._connection, {WRITER: self._writer})
+            _keep(self._connection, kept_as_chosen(_marks(self._connection), self._types))
+            marks = _marks(self._connection)
+            marks.pop(TEXT_MARK)
+            self._connection.execute("COMMIT")
+            self._has_opened = True
+            return marks
+
+    def _begun(self) -> duckdb.DuckDBPyConnection:
+        if not self._has_opened:
+            raise target.TargetAwayError("the mirror's DuckDB file is not open")
+        if self._connection is None:
+            # A reader that waits for the file looks more often than this.
+            time.sleep(max(0.0, self._closed_at + CLOSED_S - time.monotonic()))
+            self._connection = _opened(self._path, read_only=False)
+            self._opened_at = time.monotonic()
+        if not self._has_begun:
+            self._connection.execute("BEGIN")
+            self._has_begun = True
+            # While the file was closed, another mirror may have taken it over.
+            self._check_writer(self._connection)
+        return self._connection
+
+    def _check_writer(self, connection: duckdb.DuckDBPyConnection) -> None:
+        query = f"SELECT value FROM {MARKS} WHERE key = ?"
+        if connection.execute(query, [WRITER]).fetchone() != (self._writer,):
+            self._close()
+            raise target.TakenOverError(f"DuckDB file {self._path}")
+
+    def _write(self, steps: Sequence[target.Step]) -> None:
+        with _explained(self._path):
+            writer = _Writer(self._begun(), self._types)
+            for step in steps:
+                writer.do(step)
+
+    def _commit(self, marks: Mapping[str, str | None]) -> None:
+        with _explained(self._path):
+            connection = self._begun()
+            _keep(connection, marks)
+            connection.execute("COMMIT")
+            self._has_begun = False
+            if time.monotonic() - self._opened_at > OPEN_S_MAX:
+                self._close()
+                self._closed_at = time.monotonic()
+
+
+def _opened(path: str, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection = duckdb.connect(path, read_only=read_only)
+        except (duckdb.IOException, duckdb.ConnectionException) as error:
+            # Another process has it, or a reader in this one.
+            if time.monotonic() > deadline:
+                raise target.TargetAwayError(
+                    f"DuckDB file {path} can't be opened: {error}",
+                    remedy="The mirror tries again. DuckDB allows one process at a time: close it.",
+                ) from error
+            time.sleep(BUSY_LOOK_S)
+            continue
+        # DuckDB would take a time without a zone for one of the machine's.
+        connection.execute("SET TimeZone = 'UTC'")
+        return connection
+
+
+def _keep(connection: duckdb.DuckDBPyConnection, marks: Mapping[str, str | None]) -> None:
+    # Without an index: DuckDB refuses to delete and insert one key in a transaction of some forms.
+    for key, value in marks.items():
+        connection.execute(f"DELETE FROM {MARKS} WHERE key = ?", [key])
+        if value is not None:
+            connection.execute(f"INSERT INTO {MARKS} VALUES (?, ?)", [key, value])
+
+
+def _marks(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+    query = f"SELECT key, value FROM {MARKS} WHERE key <> ?"
+    return dict(connection.execute(query, [WRITER]).fetchall())
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Any:
+    try:
+        yield
+    except duckdb.Error as error:
+        passing = (duckdb.IOException, duckdb.OutOfMemoryException, duckdb.InterruptException)
+        kind = target.TargetError
+        if isinstance(error, passing):
+            kind = target.TargetAwayError
+        said = str(error).partition("\n")[0]
+        raise kind(
+            f"DuckDB file {path}: {said}", remedy="Check the file, its folder and its disk."
+        ) from error
+
+
+class _Writer:
+    """The steps in SQL."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, types: NativeTypes) -> None:
+        self._connection = connection
+        self._types = types
+
+    def _run(self, sql: str, values: Sequence[Any] = ()) -> Any:
+        return self._connection.execute(sql, list(values)).fetchone()
+
+    def do(self, step: target.Step) -> None:
+        match step:
+            case target.InsertRows(table, rows):
+                self._insert(table, rows)
+            case target.UpdateRow(table, where, data):
+                if data:
+                    columns = self._by_name(table)
+                    sets = ", ".join(
+                        f"{quote_name(name)} = {_mark(columns[name])}" for name in data
+                    )
+                    head = f"UPDATE {table_name(table)} SET {sets}"
+                    self._one(table, head, _values(columns, data), where)
+            case target.DeleteRow(table, where):
+                self._one(table, f"DELETE FROM {table_name(table)}", [], where)
+            case target.TruncateTable(table):
+                self._run(f"DELETE FROM {table_name(table)}")
+            case target.CreateTable(table, replaces):
+                self._create(table, replaces=replaces)
+            case target.DropTable(table):
+                if self._exists(table):
+                    self._run(f"DROP TABLE {table_name(table)}")
+            case target.AlterTable():
+                self._alter(step)
+            case target.SwapTables(table, replaces):
+                self._swap(table, replaces=replaces)
+
+    def _by_name(self, table: Table) -> dict[str, NativeColumn]:
+        return {column.name: column for column in self._types.columns(table)}
+
+    def _exists(self, table: Table) -> bool:
+        # A view of the name is another's, too, and would make CREATE TABLE fail.
+        query = (
+            "SELECT 1 FROM duckdb_tables() WHERE schema_name = ? AND table_name = ? UNION ALL "
+            "SELECT 1 FROM duckdb_views() WHERE schema_name = ? AND view_name = ?"
+        )
+        place = [_schema(table), _plain_name(table)]
+        return self._run(query, [*place, *place]) is not None
+
+    def _create(self, table: Table, *, replaces: bool) -> None:
+        self._check_names(table)
+        if not replaces and self._exists(table):
+            raise target.ForeignTableError(table)
+        self._run(f"CREATE SCHEMA IF NOT EXISTS {quote_name(_schema(table))}")
+        self.do(target.DropTable(table))
+        body = ", ".join(
+            f"{quote_name(column.name)} {column.sql_type}" for column in self._types.columns(table)
+        )
+        self._run(f"CREATE TABLE {table_name(table)} ({body})")
+
+    def _check_names(self, table: Table) -> None:
+        """DuckDB compares names without case, so one of two tables would replace the other."""
+        names = [column.name.lower() for column in table.columns]
+        if len(set(names)) != len(names):
+            raise target.TargetError(
+                f"{table.schema}.{table.name} has columns that differ only by case",
+                remedy="Leave one of them out at the source (HEADRACE_EXCLUDE_COLUMNS).",
+            )
+        query = (
+            "SELECT table_name FROM duckdb_tables() WHERE lower(schema_name) = lower(?) AND "
+            "lower(table_name) = lower(?) AND (table_name <> ? OR schema_name <> ?)"
+        )
+        place = [_schema(table), _plain_name(table)]
+        if table.schema.lower() == SCHEMA and table.name == "marks":
+            raise target.TargetError(f"{MARKS} is reserved for the mirror's state")
+        if self._run(query, [*place, place[1], place[0]]) is not None:
+            raise target.TargetError(
+                f"{table.schema}.{table.name} and another table have the same name in DuckDB",
+                remedy="Select tables so that each file contains only one of them.",
+            )
+
+    def _swap(self, staged: Table, *, replaces: bool) -> None:
+        live = replace(staged, staging=False)
+        self._check_names(live)
+        if not replaces and self._exists(live):
+            raise target.ForeignTableError(live)
+        # In one transaction, so readers see the old table or the new one.
+        self.do(target.DropTable(live))
+        self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quote_name(live.name)}")
+
+    def _alter(self, step: target.AlterTable) -> None:
+        """By a copy: DuckDB can't commit an ALTER of a table whose rows the transaction changed."""
+        before = self._by_name(step.before)
+        self._check_names(step.after)
+        parts = []
+        values: list[Any] = []
+        for column in self._types.columns(step.after):
+            old = step.renamed.get(column.name, column.name)
+            filled = step.filled.get(column.name)
+            if filled is not None:
+                part = _mark(column)
+                values.append(column.text(filled.value))
+            elif old not in before:
+                part = f"CAST(NULL AS {column.sql_type})"
+            elif before[old].sql_type == column.sql_type:
+                part = quote_name(old)
+            else:
+                part = f"CAST({quote_name(old)} AS {column.sql_type})"
+            parts.append(f"{part} AS {quote_name(column.name)}")
+        name = _plain_name(step.after)
+        draft = f"{quote_name(_schema(step.after))}.{quote_name(_DRAFT + name)}"
+        source = table_name(replace(step.before, name=step.after.name))
+        self._run(f"CREATE TABLE {draft} AS SELECT {', '.join(parts)} FROM {source}", values)
+        self._run(f"DROP TABLE {source}")
+        self._run(f"ALTER TABLE {draft} RENAME TO {quote_name(name)}")
+
+    def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        columns = self._types.columns(table)
+        arrays = {f"c{number}": _array(column, rows) for number, column in enumerate(columns)}
+        # As text, which DuckDB parses: Arrow's own types would round numbers and times.
+        given = pa.table(arrays)
+        names = ", ".join(quote_name(column.name) for column in columns)
+        casts = ", ".join(
+            f"CAST(c{number} AS {column.sql_type})" for number, column in enumerate(columns)
+        )
+        # Only by name can DuckDB read it; the name must not outlive the statement.
+        self._connection.register("headrace_rows", given)
+        try:
+            done = self._run(
+                f"INSERT INTO {table_name(table)} ({names}) SELECT {casts} FROM headrace_rows"
+            )
+        finally:
+            self._connection.unregister("headrace_rows")
+        # Nothing in DuckDB keeps rows out, but a wrong count would be a loss.
+        if done != (len(rows),):
+            raise target.RowMissingError(table, target.NOT_INSERTED)
+
+    def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
+        """The statement for one row with these values."""
+        columns = self._by_name(table)
+        named, rest = target.split(table, where)
+        given = _values(columns, named)
+        if target.finds_one(table, where, named, rest):
+            found = _tests(columns, named)
+        else:
+            what = "min(rowid)"
+            if rest:
+                # By its key if that identifies one row; a deferrable key may belong to several
+                # rows within a transaction.
+                whole = f"min(CASE WHEN {_tests(columns, rest)} THEN rowid END)"
+                what = f"CASE WHEN count(*) = 1 THEN min(rowid) ELSE {whole} END"
+                given = [*_values(columns, rest), *given]
+            chosen = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(columns, named)}"
+            found = f"rowid = ({chosen})"
+        if self._run(f"{head} WHERE {found}", [*values, *given]) != (1,):
+            raise target.RowMissingError(table, target.NOT_ONE)
+
+
+def _array(column: NativeColumn, rows: Sequence[Mapping[str, Any]]) -> Any:
+    values = (row.get(column.name) for row in rows)
+    texts = [None if value is None else column.text(value) for value in values]
+    if column.native is Native.BYTES:
+        return pa.array(texts, pa.binary())
+    return pa.array(texts, pa.string())
+
+
+def _mark(column: NativeColumn) -> str:
+    return f"CAST(? AS {column.sql_type})"
+
+
+def _values(columns: Mapping[str, NativeColumn], values: Mapping[str, Any]) -> list[Any]:
+    return [None if value is None else columns[name].text(value) for name, value in values.items()]
+
+
+def _tests(columns: Mapping[str, NativeColumn], names: Iterable[str]) -> str:
+    return " AND ".join(
+        f"{quote_name(name)} IS NOT DISTINCT FROM {_mark(columns[name])}" for name in names
+    )
+
+
+class DuckdbReading:
+    """One moment of the file, which no other process can write meanwhile."""
+
+    def __init__(self, path: str, types: NativeTypes) -> None:
+        if not Path(path).exists():
+            raise target.TargetError(f"DuckDB file {path} doesn't exist", remedy=_NO_MIRROR_REMEDY)
+        self._types = types
+        with _explained(path):
+            self._connection = _opened(path, read_only=True)
+            # Marks and rows must be of one moment.
+            self._connection.execute("BEGIN")
+            found = self._connection.execute(
+                "SELECT 1 FROM duckdb_tables() WHERE schema_name = ? AND table_name = 'marks'",
+                [SCHEMA],
+            ).fetchone()
+            if found is None:
+                self._connection.close()
+                raise target.TargetError(
+                    f"DuckDB file {path} contains no mirror", remedy=_NO_MIRROR_REMEDY
+                )
+            marks = _marks(self._connection)
+            marks.pop(TEXT_MARK, None)
+            self.marks: Mapping[str, str] = marks
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def rows(
+        self, table: Table, columns: Sequence[Column]
+    ) -> AsyncIterator[list[tuple[Any, ...]]]:
+        """DuckDB's own text, where SQLite has text."""
+        kept = [self._types.column(table, column) for column in columns]
+        names = ", ".join(map(_shown, kept))
+        readers = [_reader(column) for column in kept]
+        query = f"SELECT {names} FROM {table_name(table)}"
+        cursor = await asyncio.to_thread(self._connection.execute, query)
+        while rows := await asyncio.to_thread(cursor.fetchmany, READ_ROWS):
+            yield [
+                tuple(
+                    value if value is None else read(value)
+                    for read, value in zip(readers, row, strict=True)
+                )
+                for row in rows
+            ]
+
+
+def _shown(column: NativeColumn) -> str:
+    name = quote_name(column.name)
+    numbers = {Native.INT2, Native.INT4, Native.INT8, Native.OID, Native.FLOAT, Native.BYTES}
+    if column.native in numbers:
+        return name
+    if column.native is Native.BOOL:
+        return f"CAST({name} AS INTEGER)"
+    return f"CAST({name} AS VARCHAR)"
+
+
+def _reader(column: NativeColumn) -> Callable[[Any], Any]:
+    if Native.FLOAT in {column.native, column.chosen}:
+        return as_sqlite_float
+    if column.native in {Native.TIMESTAMP, Native.TIMESTAMPTZ}:
+        return as_contract_moment
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
