@@ -62,6 +62,7 @@ _SECRETS = {
             "NATS_SCHEMA_PASSWORD",
             "NATS_TELEMETRY_PASSWORD",
             "NATS_ARCHIVER_PASSWORD",
+            "NATS_CONSOLE_PASSWORD",
             "NATS_LAKE_PASSWORD",
             "NATS_SQL_PASSWORD",
             "NATS_BACKUP_PASSWORD",
