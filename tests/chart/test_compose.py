@@ -27,7 +27,16 @@ SECOND = tuple(f"{name}-2" for name in ("init", *SUITE))
 ONCE = ("init", "backup-init", "base-backup")
 OURS = (
     *SUITE,
-    *("archiver", "audit-writer", "lake-writer", "sql-server", "wal-archiver", "sink", "mirror"),
+    *(
+        "archiver",
+        "audit-writer",
+        "lake-writer",
+        "sql-server",
+        "wal-archiver",
+        "sink",
+        "console",
+        "mirror",
+    ),
     *ONCE,
     *SECOND,
 )
