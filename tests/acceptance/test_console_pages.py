@@ -245,7 +245,7 @@ async def test_the_trail_has_the_change_its_row_and_the_sql_that_undoes_it(
     sql = await page.text("dialog[open] pre")
     assert "UPDATE" in sql
     assert "'before'" in sql
-    await page.press("Escape")
+    await page.evaluate("document.querySelector('dialog button[aria-label=Close]').click()")
     await until(page, "!document.querySelector('dialog') && !location.search.includes('revert')")
     assert page.complaints == []
 
