@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.consumer import Watermark
-from headrace.sinks import Promise, Record, RefusedError, RoutedTransaction, SinkFencedError
+from headrace.sinks import (
+    Promise,
+    Record,
+    RefusedError,
+    RoutedTransaction,
+    SinkAwayError,
+    SinkFencedError,
+)
 
 
 @dataclass
@@ -30,17 +37,21 @@ class Target:
 
 class MemorySink:
     promise = Promise.EXACTLY_ONCE
+    # Whether it compares the target's marks with those that it has committed last.
+    notices = True
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._epoch = 0
         self._written: list[Record] = []
+        self._marks: dict[str, Watermark] = {}
         self.closed = False
 
     async def open(self) -> Mapping[str, Watermark]:
         self._target.epoch += 1
         self._epoch = self._target.epoch
-        return dict(self._target.marks)
+        self._marks = dict(self._target.marks)
+        return dict(self._marks)
 
     async def write(self, transactions: Sequence[RoutedTransaction]) -> None:
         for transaction in transactions:
@@ -53,10 +64,13 @@ class MemorySink:
         target = self._target
         if self._epoch != target.epoch:
             raise SinkFencedError("a newer session has opened the target")
+        if self.notices and target.marks != self._marks:
+            raise SinkAwayError("the target has lost commits")
         error, commits = target.failures.pop(0) if target.failures else (None, True)
         if commits:
             target.records += self._written
             target.marks = dict(marks)
+            self._marks = dict(marks)
             target.commits.append(len(target.records))
             self._written = []
         if error is not None:

@@ -40,9 +40,17 @@ class SinkProcess:
     def running(self) -> bool:
         return self._process.returncode is None
 
+    @property
+    def follows(self) -> bool:
+        """Whether it runs and has begun to read the stream."""
+        return self.running and "event=sink_follows" in self.output
+
     async def exit_code(self, timeout_s: float = 60.0) -> int:
         async with asyncio.timeout(timeout_s):
             return await self._process.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
 
     async def stop(self, timeout_s: float = 30.0) -> int:
         self._process.send_signal(signal.SIGTERM)
@@ -85,10 +93,12 @@ async def sink_process(
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
     """The events of a folder's files, in order, read without Headrace's code."""
-    found: list[dict[str, Any]] = []
-    for file in sorted(folder.glob("[0-9]*")):
-        found += [orjson.loads(line) for line in _values(file)]
-    return found
+    return [orjson.loads(line) for line in lines_of(folder)]
+
+
+def lines_of(folder: Path) -> list[bytes]:
+    """The values of a folder's files, in order, as they are."""
+    return [line for file in sorted(folder.glob("[0-9]*")) for line in _values(file)]
 
 
 def _values(file: Path) -> list[bytes]:

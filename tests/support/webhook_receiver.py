@@ -23,6 +23,10 @@ class Receiver:
     port: int = 0
     # Each with its body and headers, in the order of arrival.
     requests: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    # Those that were answered with success.
+    accepted: list[tuple[dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    # The bodies as they came, by the ID of the record; the last one of each.
+    bodies: dict[str, bytes] = field(default_factory=dict)
     # Answers of the next requests; 204 without any.
     answers: list[Answer] = field(default_factory=list)
     # Requests that are being answered, and the most of them at the same time.
@@ -33,6 +37,7 @@ class Receiver:
     async def receive(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         self.requests.append((json.loads(body), dict(request.headers)))
+        self.bodies[request.headers["headrace-id"]] = body
         Webhook(SECRET).verify(body, dict(request.headers))
         self.active += 1
         self.busiest = max(self.busiest, self.active)
@@ -40,6 +45,7 @@ class Receiver:
         self.active -= 1
         if self.answers:
             return await self.answers.pop(0)(request)
+        self.accepted.append((json.loads(body), dict(request.headers)))
         return web.Response(status=204)
 
     @property
@@ -56,7 +62,7 @@ def status(code: int, **headers: str) -> Answer:
 
 
 async def serve(receiver: Receiver, context: ssl.SSLContext | None = None) -> web.AppRunner:
-    app = web.Application()
+    app = web.Application(client_max_size=16 * 1024 * 1024)
     app.router.add_post("/hook", receiver.receive)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()

@@ -12,7 +12,9 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
+from urllib.parse import unquote, urlsplit
 
 import orjson
 import pyarrow as pa
@@ -147,6 +149,8 @@ class FilesSink:
         self._store: Store | None = None
         self._draft: DraftFile | None = None
         self._number = 0
+        # The number in the hint that this session has read or written.
+        self._hinted = 0
 
     async def open(self) -> Mapping[str, Watermark]:
         """The marks of the last file, or later ones of an idle time."""
@@ -159,16 +163,17 @@ class FilesSink:
         store = Store(self._url, {name: str(value) for name, value in self._options.items()})
         store.prepare()
         self._store = store
-        hint = store.ask(Get(HINT))
-        hinted: dict[str, Any] = json.loads(hint.data) if hint is not None else {}
+        hinted = _hint_of(store)
         after = str(hinted.get("after", ""))
         names = [item.location for item in store.ask(Names(after))]
         files = sorted(name for name in names if _NAME.fullmatch(name))
         if not files and not after:
             return _marks_of(hinted.get("marks", {}))
         last = files[-1] if files else after
-        self._number = int(last.partition(".")[0])
+        self._number = _number_of(last)
+        self._hinted = _number_of(after)
         if not files:
+            # A reader has removed the newest file.
             return _marks_of(hinted["marks"])
         return self._marks_in(store, last)
 
@@ -188,6 +193,21 @@ class FilesSink:
                 f"{self._url}/{name} has no marks of a sink",
                 remedy="Another program wrote it: give the sink a separate folder.",
             ) from error
+
+    async def check(self) -> str:
+        """List the folder. One on this machine that is missing would be created by that."""
+        url = urlsplit(self._url)
+        if url.scheme == "file" and not await asyncio.to_thread(Path(unquote(url.path)).is_dir):
+            return "the folder does not exist yet: the sink creates it"
+        try:
+            await asyncio.to_thread(self._list)
+        except ArchiveError as error:
+            raise SinkAwayError(str(error.args[0])) from error
+        return "its files can be listed"
+
+    def _list(self) -> None:
+        store = Store(self._url, {name: str(value) for name, value in self._options.items()})
+        store.ask(Names("", 1))
 
     async def write(self, transactions: Sequence[RoutedTransaction]) -> None:
         """Add records to the next file, which is in memory until the commit."""
@@ -212,22 +232,39 @@ class FilesSink:
         if self._draft is not None:
             draft = self._draft
             self._draft = None
+            # One request for each file, which comes every few seconds; without it, a session would
+            # write behind a hole for as long as it runs.
+            if _number_of(str(_hint_of(self._store).get("after", ""))) < self._hinted:
+                # Restored from a backup: the next session continues after its files.
+                raise SinkAwayError(f"{self._url} has lost files of this sink")
             name = f"{self._number + 1:016d}.{draft.suffix}"
             data = draft.finished(orjson.dumps(marks))
             failpoint("files.before_create")
             self._store.put_new(name, data)
             failpoint("files.created")
             self._number += 1
-            # Listing starts behind it.
-            hint: dict[str, object] = {"after": f"{self._number - 1:016d}.~"}
+            # Listing starts before it, because it may have been followed by others.
+            self._hinted = self._number - 1
         else:
-            hint = {"after": f"{self._number:016d}.~", "marks": marks}
+            self._hinted = self._number
+        hint = {"after": f"{self._hinted:016d}.~", "marks": marks}
         self._store.put(HINT, orjson.dumps(hint))
 
     async def close(self) -> None:
         """Forget the draft."""
         self._draft = None
         self._store = None
+
+
+def _hint_of(store: Store) -> dict[str, Any]:
+    hint = store.ask(Get(HINT))
+    found: dict[str, Any] = json.loads(hint.data) if hint is not None else {}
+    return found
+
+
+def _number_of(name: str) -> int:
+    """The number that a name or a hint begins with; 0 without one."""
+    return int(name.partition(".")[0] or 0)
 
 
 def _marks_of(body: Mapping[str, Any]) -> dict[str, Watermark]:

@@ -86,12 +86,16 @@ class KafkaServer(EmbeddedServer):
         *,
         security: Security | None = None,
         properties: Mapping[str, str] | None = None,
+        proxy_port: int = 0,
     ) -> None:
         super().__init__(folder, 0, START_TIMEOUT_S)
         self._security = security
         self._properties = dict(properties or {})
         self._controller_port = free_port()
         self._secure_port = free_port()
+        # A third listener: the broker tells its clients to use the proxy's port.
+        self._proxy_port = proxy_port
+        self.behind_proxy_port = free_port()
 
     @property
     def bootstrap(self) -> str:
@@ -146,7 +150,7 @@ class KafkaServer(EmbeddedServer):
             "advertised.listeners": plain,
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": (
-                "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_SSL:SASL_SSL"
+                "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,SASL_SSL:SASL_SSL"
             ),
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": str(self.folder / "data"),
@@ -165,7 +169,17 @@ class KafkaServer(EmbeddedServer):
         }
         if self._security is not None:
             options |= self._secure_options(self._security, options)
+        if self._proxy_port:
+            options |= self._behind_proxy(options)
         return options | self._properties
+
+    def _behind_proxy(self, options: Mapping[str, str]) -> dict[str, str]:
+        own = f"PROXIED://{LOOPBACK}:{self.behind_proxy_port}"
+        told = f"PROXIED://{LOOPBACK}:{self._proxy_port}"
+        return {
+            "listeners": f"{options['listeners']},{own}",
+            "advertised.listeners": f"{options['advertised.listeners']},{told}",
+        }
 
     def _secure_options(self, security: Security, options: Mapping[str, str]) -> dict[str, str]:
         secure = f"SASL_SSL://{LOOPBACK}:{self._secure_port}"

@@ -38,14 +38,14 @@ class _Passage:
 class Proxy:
     """A TCP proxy that fails on demand, as an asynchronous context manager.
 
-    It listens on a free port. For each new connection, `target` returns the port on 127.0.0.1 to
+    For each new connection, `target` returns the port on 127.0.0.1 to
     which it is forwarded. No byte is ever changed or reordered. A connection that lost a byte is
     reset by `restore`.
     """
 
-    def __init__(self, target: Callable[[], int]) -> None:
-        # The port on 127.0.0.1 on which it listens.
-        self.port = 0
+    def __init__(self, target: Callable[[], int], port: int = 0) -> None:
+        # The port on 127.0.0.1 on which it listens; free if it is 0.
+        self.port = port
         # How long to delay each block of bytes.
         self.delay_s = 0.0
         # If positive, forward pieces of 1 to this many bytes, with short pauses between some.
@@ -54,6 +54,10 @@ class Proxy:
         self.hold_at = b""
         # Set when `hold_at` has taken effect.
         self.held = asyncio.Event()
+        # Set when an answer was lost after `lose_answer`.
+        self.answer_lost = asyncio.Event()
+        # Answers that still pass before one is lost.
+        self._answers_left: int | None = None
         self._target = target
         self._passages: set[_Passage] = set()
         self._flowing = asyncio.Event()
@@ -97,6 +101,17 @@ class Proxy:
         for passage in list(self._passages):
             passage.lossy = True
             _reset(passage.server if server_knows else passage.client)
+
+    def lose_answer(self, number: int) -> None:
+        """Lose one block of bytes from a server, after this many others, and reset its connection:
+        the server has done what the answer says.
+        """
+        self.answer_lost.clear()
+        self._answers_left = number
+
+    def keep_answers(self) -> None:
+        """Lose no answer any more."""
+        self._answers_left = None
 
     def restore(self) -> None:
         """End all faults except `delay_s` and `crumb_bytes_max`."""
@@ -144,12 +159,25 @@ class Proxy:
                     self.stall()
                     self.held.set()
                 await self._flowing.wait()
+                if from_server and self._is_lost():
+                    break
                 if passage.lossy or from_server in self._swallowed:
                     passage.lossy = True
                     continue
                 await self._pass_on(data, writer)
         if not passage.lossy:
             self._end(passage)
+
+    def _is_lost(self) -> bool:
+        """Whether this is the answer to lose."""
+        if self._answers_left is None:
+            return False
+        self._answers_left -= 1
+        if self._answers_left >= 0:
+            return False
+        self._answers_left = None
+        self.answer_lost.set()
+        return True
 
     async def _pass_on(self, data: bytes, writer: asyncio.StreamWriter) -> None:
         at = 0
