@@ -13,7 +13,16 @@ from tests.support.source_tree import ROOT, imports, inside, modules, tree
 
 PUBLIC = {
     f"headrace.{name}"
-    for name in ("archive", "consumer", "context", "mirror", "sinks", "spark", "testing")
+    for name in (
+        "archive",
+        "consumer",
+        "context",
+        "mirror",
+        "pipeline",
+        "sinks",
+        "spark",
+        "testing",
+    )
 }
 PACKAGES = {
     ".".join(module.parent.parts[1:]): module
