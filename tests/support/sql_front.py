@@ -68,6 +68,11 @@ class SqlServer:
             )
         self.until("the server is ready", lambda: "event=ready" in self.log())
 
+    def start_again(self) -> None:
+        """Start it after it was killed."""
+        (self.folder / "log").rename(self.folder / f"log.{time.monotonic_ns()}")
+        self.start()
+
     def until(self, what: str, holds: Any) -> None:
         """Wait for a state."""
         deadline = time.monotonic() + START_TIMEOUT_S

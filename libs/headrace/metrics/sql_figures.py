@@ -9,6 +9,12 @@ SQL_FIGURES = (
     Figure("sql_logins", "counter", "Logins that succeeded", SQL),
     Figure("sql_ended_connections", "counter", "Connections that the SQL server ended", SQL),
     Figure("sql_statements", "counter", "Statements that read the lake", SQL),
+    Figure(
+        "sql_exact_statements",
+        "counter",
+        "Statements that the private PostgreSQL has run itself, as DuckDB is not proven equal",
+        SQL,
+    ),
     Figure("sql_rows", "counter", "Rows of the lake sent to clients", SQL),
     Figure(
         "sql_statement_seconds",

@@ -135,6 +135,14 @@ class SqlSettings:
         "more ends with an error.",
         least=0,
     )
+    exact_rows_max: int = setting(
+        "HEADRACE_SQL_EXACT_ROWS_MAX",
+        1_000_000,
+        "Rows of one statement's tables that the private PostgreSQL may hold to run it itself, if "
+        "something in it is not proven equal in DuckDB. A statement on larger tables is refused; "
+        "0 refuses all such statements.",
+        least=0,
+    )
     schema_wait_s: float = setting(
         "HEADRACE_SQL_SCHEMA_WAIT_S",
         30.0,

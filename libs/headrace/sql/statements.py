@@ -218,9 +218,10 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """PREPARE: the statement's name."""
+    """PREPARE: the statement's name, and its query."""
 
     name: bytes
+    query: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +334,11 @@ def _explain(piece: Piece) -> Explain | None:
 def _prepare(piece: Piece) -> Prepare | None:
     if piece.word(1) == "TRANSACTION" or not _more(piece, 1):
         return None
-    return Prepare(identifier(piece, 1))
+    place = 2
+    if piece.word(place) == "(":
+        place = _closing(piece.tokens, place) + 1
+    query = _rest(piece, place + 1)[0] if _more(piece, place + 1) else b""
+    return Prepare(identifier(piece, 1), query)
 
 
 def _run(piece: Piece) -> Run | None:

@@ -13,6 +13,7 @@ from typing import Final
 from headrace.sql import wire
 from headrace.sql.copy_text import copy_form
 from headrace.sql.errors import NotProvenEqualError
+from headrace.sql.exact_text import may_fail_in_planning
 from headrace.sql.query_tree import Node, QueryTreeError, parse_tree
 from headrace.sql.statements import (
     CopyOut,
@@ -122,7 +123,7 @@ class Analyzer:
         backend.forget_trees()
         await self._described(name, statement)
         if backend.trees:
-            plan.query = self._lake_query(backend.trees[0])
+            plan.query = self._lake_query(backend.trees[0], plan.query.text)
 
     async def _parse(self, parse: Parse, statement: Statement, *, needs_tree: bool) -> None:
         """Let the private PostgreSQL parse and describe; its trees are in `backend.trees`."""
@@ -148,7 +149,7 @@ class Analyzer:
         await self._read_description(statement)
         if backend.reads_parent:
             await self.drop(parse.name)
-            raise _reads_parent(backend.trees)
+            raise _reads_parent(backend.trees, exact=backend.reads_exact())
 
     async def _read_description(self, statement: Statement) -> None:
         answer, found = await self._state.backend.until(b"Tn", b"t")
@@ -176,22 +177,23 @@ class Analyzer:
         match utility:
             case CopyOut():
                 await self._plan_copy(statement, parse, utility)
-            case Declare() | Explain() if lake:
-                await self._plan_nested(statement, parse, utility, piece)
+            case Declare() | Explain():
+                # Their own tree names a view, and not yet the tables that it reads.
+                await self._plan_nested(statement, parse, utility, piece, lake=lake)
             case Run():
                 self._plan_run(statement, utility)
             case Fetch() if utility.name in self._state.portals:
                 self._plan_fetch(statement, utility)
             case _ if lake:
-                self._plan_query(statement, trees)
+                self._plan_query(statement, trees, piece.text)
             case _ if any(_COPY_TO.search(tree) for tree in trees):
                 raise unsupported("this form of COPY", "Use COPY (SELECT …) TO STDOUT.")
 
-    def _plan_query(self, statement: Statement, trees: list[bytes]) -> None:
+    def _plan_query(self, statement: Statement, trees: list[bytes], text: bytes) -> None:
         if len(trees) != 1:
             raise refused("XX000", "the private PostgreSQL sent several parse trees")
         try:
-            query = self._lake_query(trees[0])
+            query = self._lake_query(trees[0], text)
         except StatementRefusedError as error:
             # It can still be described.
             statement.plan = RefusedPlan(error)
@@ -218,10 +220,18 @@ class Analyzer:
         statement.describes_rows = False
 
     async def _plan_nested(
-        self, statement: Statement, parse: Parse, utility: Declare | Explain, piece: Piece
+        self,
+        statement: Statement,
+        parse: Parse,
+        utility: Declare | Explain,
+        piece: Piece,
+        *,
+        lake: bool,
     ) -> None:
         inner = Statement(None)
         await self._inner(inner, Parse(_INNER, utility.query, parse.types))
+        if inner.plan is None and not lake:
+            return
         if isinstance(inner.plan, RefusedPlan):
             statement.plan = inner.plan
         elif not isinstance(inner.plan, QueryPlan):
@@ -241,7 +251,7 @@ class Analyzer:
         await self._parse(parse, inner, needs_tree=True)
         trees = list(self._state.backend.trees)
         if any(self._reads_lake(tree) for tree in trees):
-            self._plan_query(inner, trees)
+            self._plan_query(inner, trees, parse.text)
 
     def _plan_run(self, statement: Statement, run: Run) -> None:
         prepared = self._state.statements.get(run.name)
@@ -279,18 +289,18 @@ class Analyzer:
             raise refused("XX000", "the front doesn't know what was prepared")
         if self._state.backend.reads_parent:
             await self.drop(prepare.name)
-            raise _reads_parent(trees)
+            raise _reads_parent(trees, exact=self._state.backend.reads_exact())
         statement = Statement(None)
         await self._described(prepare.name, statement)
         if self._reads_lake(trees[-1]):
-            self._plan_query(statement, trees[-1:])
+            self._plan_query(statement, trees[-1:], prepare.query)
         self._state.statements[prepare.name] = statement
 
     def _reads_lake(self, tree: bytes) -> bool:
         lake = self._state.lake.relids
         return any(relid in lake for relid, _ in uses(tree))
 
-    def _lake_query(self, tree: bytes) -> LakeQuery:
+    def _lake_query(self, tree: bytes, text: bytes) -> LakeQuery:
         try:
             nodes = parse_tree(tree.decode())
         except QueryTreeError as error:
@@ -303,7 +313,8 @@ class Analyzer:
             raise _not_a_query(node, command)
         lake = self._state.lake.relids
         relids = frozenset(relid for relid, _ in uses(tree) if relid in lake)
-        return LakeQuery(node, needs_of(node), relids, self._shapes(relids))
+        folds = may_fail_in_planning(node, self._state.lake.builtins)
+        return LakeQuery(node, needs_of(node), relids, self._shapes(relids), text, folds)
 
     def _shapes(self, relids: frozenset[int]) -> dict[int, tuple[object, ...]]:
         return {relid: self._state.lake.shapes.get(relid, ()) for relid in relids}
@@ -316,7 +327,9 @@ def _reads_view(statement: Statement) -> bool:
     return any(each.get("rtekind") != _RELATION for each in plan.query.node.nodes("rtable"))
 
 
-def _reads_parent(trees: list[bytes]) -> StatementRefusedError:
+def _reads_parent(trees: list[bytes], *, exact: bool) -> StatementRefusedError:
+    if exact:
+        return refused("42501", "permission denied for a table of the SQL server")
     if any(_CHANGES.search(tree) for tree in trees):
         return _read_only("INSERT")
     return unsupported("ONLY", "A table of the lake has no other tables below it.")

@@ -52,11 +52,14 @@ class Backend:
         link: Link,
         client: Link,
         lake_relids: Callable[[], Collection[int]],
+        exact_relids: Collection[int],
         level: str = "notice",
     ) -> None:
         self._link = link
         self._client = client
         self._lake_relids = lake_relids
+        self._exact_relids = exact_relids
+        self._exact = False
         # The level of notices that the client asked for.
         self.level = level
         # The trees since `forget_trees`.
@@ -85,6 +88,19 @@ class Backend:
         finally:
             self._analyzing = False
 
+    @contextlib.contextmanager
+    def exact(self) -> Iterator[None]:
+        """A statement of the front's own reads the tables that have rows."""
+        self._exact = True
+        try:
+            yield
+        finally:
+            self._exact = False
+
+    def reads_exact(self) -> bool:
+        """Whether one of the trees reads a table that has rows."""
+        return any(relid in self._exact_relids for tree in self.trees for relid, _ in uses(tree))
+
     @property
     def standard_strings(self) -> bool:
         """Whether a backslash in a plain literal is an ordinary character."""
@@ -109,7 +125,7 @@ class Backend:
             message = await self._link.receive()
             if message.kind not in _ASYNCHRONOUS:
                 if self.reads_parent and not self._analyzing:
-                    raise fatal("0A000", "a function reads a table of the lake with ONLY")
+                    raise fatal("0A000", "a function reads a table of the SQL server, or with ONLY")
                 return message
             await self.deal(message)
 
@@ -235,8 +251,12 @@ class Backend:
     def _take(self, tree: bytes) -> None:
         self.trees.append(tree)
         lake = self._lake_relids()
-        if any(relid in lake and not inherited for relid, inherited in uses(tree)):
-            self.reads_parent = True
+        for relid, inherited in uses(tree):
+            # Rights on a table that has rows were checked for one statement only.
+            if (relid in lake and not inherited) or (
+                relid in self._exact_relids and not self._exact
+            ):
+                self.reads_parent = True
 
     def _wanted(self, severity: str) -> bool:
         if severity == "info" or severity not in _LEVELS or self.level not in _LEVELS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 
 from headrace import log as logs
 from headrace.errors import HeadraceError, describe
@@ -139,7 +140,8 @@ class Front:
                 key = await log_in(backend, client)
             self._sessions[key] = runner
             self._stats.count("sql_logins")
-            state = SessionState(client, backend, self._lake, runner)
+            cancel = partial(self._cancel_backend, key)
+            state = SessionState(client, backend, self._lake, runner, cancel)
             await SqlSession(state, self._settings.idle_timeout_s).run()
             await client.close()
         finally:
@@ -151,7 +153,8 @@ class Front:
     async def _backend(self, client: Link, level: str) -> Backend:
         reader, writer = await self._connected()
         link = Link(reader, writer, _BACKEND_BYTES_MAX, self._settings.send_timeout_s)
-        return Backend(link, client, lambda: self._lake.relids, level)
+        exact = self._lake.exact_relids
+        return Backend(link, client, lambda: self._lake.relids, exact, level)
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, port = self._target.address.host, self._target.address.port
@@ -172,6 +175,9 @@ class Front:
         if runner.busy:
             runner.cancel()
             return
+        await self._cancel_backend(key)
+
+    async def _cancel_backend(self, key: BackendKey) -> None:
         async with asyncio.timeout(_CANCEL_TIMEOUT_S):
             reader, writer = await self._connected()
             writer.write(wire.cancel_request(key.process, key.key))

@@ -30,10 +30,12 @@ from headrace.sql.translation import (
     translate,
 )
 from headrace.sql.wire import BINARY
+from headrace.sql_server.exact_run import ExactRunner
 from headrace.sql_server.lake_run import CancelledError, Pinned
 from headrace.sql_server.link import ClosedError
 from headrace.sql_server.plans import LakeQuery, OpenRows, Ready, TranslationKey, shape
 from headrace.sql_server.problems import (
+    NOT_SUPPORTED,
     StatementRefusedError,
     refused,
     transaction_failed,
@@ -75,6 +77,7 @@ class LakeReader:
 
     def __init__(self, state: SessionState) -> None:
         self._state = state
+        self._exact = ExactRunner(state, self._without_limit)
         self._limit: asyncio.Timeout | None = None
 
     @contextlib.asynccontextmanager
@@ -100,6 +103,20 @@ class LakeReader:
             self._limit = None
             watch.cancel()
             await asyncio.wait({watch})
+
+    @contextlib.contextmanager
+    def _without_limit(self) -> Iterator[None]:
+        """The front leaves `statement_timeout` to the private PostgreSQL: its own time-out in the
+        middle of an exchange would leave answers that nobody reads.
+        """
+        limit = self._limit
+        if limit is None:
+            yield
+            return
+        until = limit.when()
+        limit.reschedule(None)
+        yield
+        limit.reschedule(until)
 
     async def _watch_client(self) -> None:
         try:
@@ -128,15 +145,11 @@ class LakeReader:
         with as_problems():
             return await state.runner.pin(as_of, in_block=state.status == "T")
 
-    async def ready(
-        self, query: LakeQuery, types: Sequence[int], values: Sequence[bytes | None]
-    ) -> Ready:
-        """Check everything that a query needs before it runs; refuse it otherwise."""
+    async def _checked(self, query: LakeQuery) -> tuple[Facts, Pinned]:
+        """The rights of a query are checked, and its cut is pinned."""
         state = self._state
         if state.status == "E":
             raise transaction_failed()
-        if state.backend.encoding not in _ENCODINGS:
-            raise unsupported(f"client_encoding {state.backend.encoding.decode()}")
         facts = await self.facts(query.needs)
         if facts.timeout_s is not None and self._limit is not None:
             self._limit.reschedule(asyncio.get_running_loop().time() + facts.timeout_s)
@@ -146,6 +159,16 @@ class LakeReader:
         for relid in sorted(query.relids):
             if shape(pinned.relations.get(relid)) != query.shapes[relid]:
                 raise _other_shape(pinned, relid)
+        return facts, pinned
+
+    async def _ready(
+        self, query: LakeQuery, types: Sequence[int], values: Sequence[bytes | None]
+    ) -> Ready:
+        """Check everything that a query needs before DuckDB runs it; refuse it otherwise."""
+        facts, pinned = await self._checked(query)
+        encoding = self._state.backend.encoding
+        if encoding not in _ENCODINGS:
+            raise unsupported(f"client_encoding {encoding.decode()}")
         key = _translation_key(facts.settings, types, values)
         return Ready(facts.settings, self._translation(query, pinned, key))
 
@@ -174,13 +197,54 @@ class LakeReader:
         return tuple(found)
 
     async def open(
-        self, query: LakeQuery, types: Sequence[int], values: Sequence[bytes | None]
+        self,
+        query: LakeQuery,
+        types: Sequence[int],
+        values: Sequence[bytes | None],
+        forms: Sequence[int],
     ) -> OpenRows:
-        """Start a query."""
-        ready = await self.ready(query, types, values)
-        parameters = await self._parameters(ready.translation, types, values)
-        result = await self._state.runner.execute(ready.translation.sql, parameters, query.relids)
-        return OpenRows(ready, result)
+        """Start a query: in DuckDB, or in PostgreSQL itself if it is not proven equal there."""
+        rows = OpenRows(query, types, values)
+        try:
+            with as_problems():
+                await self._start(rows)
+        except StatementRefusedError as error:
+            await self._start_exact(rows, forms, error)
+        return rows
+
+    async def _start(self, rows: OpenRows) -> None:
+        query, types, values = rows.query, rows.types, rows.values
+        rows.ready = await self._ready(query, types, values)
+        if query.folds:
+            await self._exact.plan(query, types, values)
+            # Without parameters, its constants stay the same.
+            query.folds = bool(types)
+        translation = rows.ready.translation
+        parameters = await self._parameters(translation, types, values)
+        rows.result = await self._state.runner.execute(translation.sql, parameters, query.relids)
+
+    async def _start_exact(
+        self, rows: OpenRows, forms: Sequence[int], reason: StatementRefusedError
+    ) -> None:
+        if reason.problem.code != NOT_SUPPORTED:
+            raise reason
+        query = rows.query
+        await self._checked(query)
+        rows.exact = await self._exact.open(query, rows.types, rows.values, forms, reason)
+        # PostgreSQL itself watches statement_timeout from here on.
+        if self._limit is not None:
+            self._limit.reschedule(None)
+
+    async def check(
+        self, query: LakeQuery, types: Sequence[int], values: Sequence[bytes | None]
+    ) -> None:
+        """Refuse a query that can't run in DuckDB and never runs in PostgreSQL itself."""
+        try:
+            with as_problems():
+                await self._ready(query, types, values)
+        except StatementRefusedError as error:
+            if error.problem.code != NOT_SUPPORTED or not self._exact.is_allowed:
+                raise
 
     async def explain(
         self,
@@ -190,10 +254,24 @@ class LakeReader:
         *,
         analyze: bool,
     ) -> list[str]:
-        """DuckDB's plan of a query."""
-        ready = await self.ready(query, types, values)
-        parameters = await self._parameters(ready.translation, types, values)
+        """The engine that runs a query, and its plan."""
         verb = "EXPLAIN ANALYZE" if analyze else "EXPLAIN"
+        try:
+            with as_problems():
+                plan = await self._duckdb_plan(query, types, values, verb)
+        except StatementRefusedError as error:
+            if error.problem.code != NOT_SUPPORTED:
+                raise
+            await self._checked(query)
+            plan = await self._exact.explain(query, types, values, verb.encode(), error)
+            return [f"Engine: PostgreSQL ({error.problem.message})", *plan]
+        return ["Engine: DuckDB", *plan]
+
+    async def _duckdb_plan(
+        self, query: LakeQuery, types: Sequence[int], values: Sequence[bytes | None], verb: str
+    ) -> list[str]:
+        ready = await self._ready(query, types, values)
+        parameters = await self._parameters(ready.translation, types, values)
         result = await self._state.runner.execute(
             f"{verb} {ready.translation.sql}", parameters, query.relids
         )
@@ -207,23 +285,50 @@ class LakeReader:
         self, rows: OpenRows, forms: Sequence[int], rows_max: int
     ) -> AsyncIterator[tuple[int, bytes]]:
         """The next rows as DataRow messages, so many at most (0: all), and how many they are."""
-        messages = RowMessages(rows.ready.translation.columns, forms, rows.ready.settings)
+        if rows.exact is None:
+            try:
+                with as_problems():
+                    async for each in self._converted(rows, forms, rows_max):
+                        yield each
+                    return
+            except StatementRefusedError as error:
+                # Once rows were sent, another engine can't continue in their order.
+                if rows.sent:
+                    raise
+                await self._start_exact(rows, forms, error)
+        assert rows.exact is not None, "it was just started"
+        async for count, data in rows.exact.parts(forms, rows_max):
+            self._count(rows, count)
+            yield count, data
+
+    def _count(self, rows: OpenRows, count: int) -> None:
+        """Keep to the limit of rows."""
         limit = self._state.lake.rows_max
+        rows.sent += count
+        self._state.lake.stats.count("sql_rows", count)
+        if limit and rows.sent > limit:
+            raise refused(
+                "54000",
+                f"the result has more than {limit} rows",
+                hint="Add a LIMIT, or set HEADRACE_SQL_RESULT_ROWS_MAX.",
+            )
+
+    async def _converted(
+        self, rows: OpenRows, forms: Sequence[int], rows_max: int
+    ) -> AsyncIterator[tuple[int, bytes]]:
+        """DuckDB's rows."""
+        assert rows.ready is not None, "DuckDB runs it"
+        assert rows.result is not None, "DuckDB runs it"
+        messages = RowMessages(rows.ready.translation.columns, forms, rows.ready.settings)
         taken = 0
         while not rows_max or taken < rows_max:
             batch = await rows.result.batch(rows_max and rows_max - taken)
             if batch is None:
                 return
+            data = await self._state.runner.run(partial(messages.of, batch))
             taken += batch.num_rows
-            rows.sent += batch.num_rows
-            self._state.lake.stats.count("sql_rows", batch.num_rows)
-            if limit and rows.sent > limit:
-                raise refused(
-                    "54000",
-                    f"the result has more than {limit} rows",
-                    hint="Add a LIMIT, or set HEADRACE_SQL_RESULT_ROWS_MAX.",
-                )
-            yield batch.num_rows, await self._state.runner.run(partial(messages.of, batch))
+            self._count(rows, batch.num_rows)
+            yield batch.num_rows, data
 
     def _translation(self, query: LakeQuery, pinned: Pinned, key: TranslationKey) -> Translation:
         found = query.translation(pinned.relations, key)

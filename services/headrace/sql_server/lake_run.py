@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import duckdb
 import pyarrow as pa
@@ -21,6 +21,9 @@ from headrace.metrics.counters import Counters
 from headrace.sql.builtins import Builtins
 from headrace.sql.relations import LakeRelation
 from headrace.sql_server.problems import refused
+
+if TYPE_CHECKING:
+    from headrace.sql_server.exact_tables import ExactTables
 
 T = TypeVar("T")
 
@@ -68,6 +71,9 @@ class SharedLake:
     # The columns that the private PostgreSQL's tables have now: number, type and modifier.
     shapes: dict[int, tuple[object, ...]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    # The tables with rows in the private PostgreSQL: no client's own statement reads them.
+    exact_relids: set[int] = field(default_factory=set)
+    exact: ExactTables = field(init=False)
 
 
 class CancelledError(Exception):
@@ -85,6 +91,8 @@ class Runner:
         self._lost = False
         self._cancelled = asyncio.Event()
         self._busy = False
+        # Calls that let go of other things that the transaction holds, with its cut.
+        self._held: list[Callable[[], None]] = []
 
     @property
     def pinned(self) -> Pinned | None:
@@ -114,8 +122,20 @@ class Runner:
         pinned, self._pinned = self._pinned, None
         self._reading = None
         self._lost = False
+        held, self._held = self._held, []
+        for let_go in held:
+            let_go()
         if pinned is not None:
             await self._thread(pinned.close)
+
+    def hold(self, let_go: Callable[[], None]) -> None:
+        """Keep something until the transaction ends."""
+        self._held.append(let_go)
+
+    @property
+    def cancelled(self) -> asyncio.Event:
+        """Set when the statement that runs is to end."""
+        return self._cancelled
 
     @property
     def busy(self) -> bool:
@@ -136,6 +156,16 @@ class Runner:
             yield
         finally:
             self._busy = False
+
+    async def apart(self, work: Callable[[Pinned], T]) -> T:
+        """Work on the pinned cut besides an open result."""
+        pinned = self._pinned
+        assert pinned is not None, "pinned before"
+        # DuckDB's connection has one result at a time.
+        if self._reading is not None:
+            await self._reading.set_aside()
+            self._reading = None
+        return await self.read(lambda: work(pinned))
 
     async def execute(self, sql: str, values: Sequence[object], relids: Collection[int]) -> Result:
         """Start a query on the pinned cut."""

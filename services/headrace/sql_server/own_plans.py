@@ -51,18 +51,18 @@ class QueryPlan:
         """Send a portal's next rows, so many at most; returns how many."""
         sent = 0
         async with self.reader.statement():
-            rows = await self.opened(portal)
             wanted = portal.column_forms if forms is None else forms
+            rows = await self.opened(portal, wanted)
             async for count, data in self.reader.batches(rows, wanted, rows_max):
                 await self.state.client.send(data)
                 sent += count
         return sent
 
-    async def opened(self, portal: Portal) -> OpenRows:
+    async def opened(self, portal: Portal, forms: tuple[int, ...]) -> OpenRows:
         """The portal's rows; at the first call the query starts."""
         if portal.rows is None:
             types = portal.statement.parameters
-            portal.rows = await self.reader.open(self.query, types, portal.values)
+            portal.rows = await self.reader.open(self.query, types, portal.values, forms)
         return portal.rows
 
 
@@ -87,7 +87,7 @@ class DeclarePlan:
         placeholder = self.declare.head + b" SELECT headrace.unreadable()"
         await self.state.backend.call(placeholder)
         async with plan.reader.statement():
-            await plan.reader.ready(plan.query, self.inner.parameters, portal.values)
+            await plan.reader.check(plan.query, self.inner.parameters, portal.values)
         forms = (BINARY if "BINARY" in words else TEXT,) * len(self.inner.columns or ())
         self.state.portals[self.declare.name] = Portal(self.inner, portal.values, forms)
         self.state.client.write(wire.command_complete("DECLARE CURSOR"))
@@ -110,7 +110,7 @@ class FetchPlan:
         if self.move:
             sent = 0
             async with plan.reader.statement():
-                rows = await plan.opened(cursor)
+                rows = await plan.opened(cursor, cursor.column_forms)
                 async for count, _ in plan.reader.batches(rows, cursor.column_forms, self.rows):
                     sent += count
         else:
@@ -153,11 +153,10 @@ class CopyPlan:
         cursor = Portal(self.inner, portal.values)
         sent = 0
         async with plan.reader.statement():
-            await plan.reader.ready(plan.query, self.inner.parameters, portal.values)
+            forms = (BINARY if binary else TEXT,) * len(cursor.columns)
+            rows = await plan.opened(cursor, forms)
             for message in await self._header():
                 client.write(message.encode())
-            rows = await plan.opened(cursor)
-            forms = (BINARY if binary else TEXT,) * len(cursor.columns)
             # PostgreSQL sends the header with the first row, and clients rely on it.
             head = BINARY_HEADER if binary else b""
             async for count, data in plan.reader.batches(rows, forms, 0):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace.sql.query_tree import Node
 from headrace.sql.relations import LakeRelation
@@ -17,6 +17,9 @@ from headrace.sql.translation import RequiredPrivilege, Translation, required_pr
 from headrace.sql.wire import TEXT, WireColumn
 from headrace.sql_server.lake_run import Result
 from headrace.sql_server.problems import StatementRefusedError, unsupported
+
+if TYPE_CHECKING:
+    from headrace.sql_server.exact_run import ExactRows
 
 _SELECT: Final = 2
 
@@ -39,10 +42,16 @@ class Ready:
 
 @dataclass(slots=True)
 class OpenRows:
-    """A result that was not read to its end, and what its rows need to become messages."""
+    """A result that was not read to its end, and what its rows need to become messages: of DuckDB,
+    or of the private PostgreSQL.
+    """
 
-    ready: Ready
-    result: Result
+    query: LakeQuery
+    types: Sequence[int]
+    values: Sequence[bytes | None]
+    ready: Ready | None = None
+    result: Result | None = None
+    exact: ExactRows | None = None
     sent: int = 0
 
 
@@ -107,6 +116,9 @@ class LakeQuery:
     needs: tuple[RequiredPrivilege, ...]
     relids: frozenset[int]
     shapes: Mapping[int, tuple[object, ...]]
+    text: bytes
+    # Whether PostgreSQL's planner could raise an error that the rows don't decide.
+    folds: bool
     _kept: tuple[Mapping[int, LakeRelation], TranslationKey, Translation] | None = None
 
     def translation(

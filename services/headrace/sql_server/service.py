@@ -8,6 +8,7 @@ unready, with the reason.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from headrace.sql.copy_database import CopyLimits
 from headrace.sql.cut_reading import CutReader
 from headrace.sql.private_server import check_sql
 from headrace.sql_server.definitions import Definitions
+from headrace.sql_server.exact_tables import ExactTables
 from headrace.sql_server.front import Front, PrivateDatabase
 from headrace.sql_server.lake_run import SharedLake
 from headrace.sql_server.login import encryption
@@ -40,6 +42,7 @@ from headrace.timing.backoff import Backoff
 log = logs.logger("sql-server")
 
 SERVICE = "sql-server"
+_TIDY_INTERVAL_S = 1.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
@@ -92,19 +95,35 @@ async def _serve(scope: Scope, settings: Settings, server: PrivatePostgres) -> N
     await asyncio.to_thread(definitions.load)
     copies = await asyncio.to_thread(_opened, settings, definitions)
     lake.copies = copies
+    lake.exact = ExactTables(server, lake, sql.exact_rows_max)
+    await asyncio.to_thread(lake.exact.clear)
     tls = encryption(sql.tls_cert, sql.tls_key, required=sql.tls_required)
     target = PrivateDatabase(server.address, server.database)
     front = Front(sql, lake, target, tls)
     listener = await front.listen()
-    follow = scope.spawn("cuts", Cuts(scope, sql, copies, definitions, server).follow())
+    cuts = Cuts(scope, sql, copies, definitions, server)
+    follow = scope.spawn("cuts", cuts.follow())
+    tidy = scope.spawn("exact-tables", _tidy(scope, lake.exact, copies))
     try:
         await scope.stopping.wait()
     finally:
         listener.close()
         await front.close()
-        await asyncio.wait({follow})
+        await asyncio.wait({follow, tidy})
         await asyncio.to_thread(copies.close)
         threads.shutdown(wait=False)
+
+
+async def _tidy(scope: Scope, exact: ExactTables, copies: LakeCopy) -> None:
+    """Drop tables of statements that the private PostgreSQL has run itself, until the service
+    stops.
+    """
+    while not scope.stopping.is_set():
+        shown = copies.cut
+        # Without an answer there is nothing to drop; `Cuts` reports and starts the server again.
+        with contextlib.suppress(psycopg.Error):
+            await asyncio.to_thread(exact.tidy, None if shown is None else shown.number)
+        await scope.pause(_TIDY_INTERVAL_S)
 
 
 def _builtins(server: PrivatePostgres) -> Builtins:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from headrace.sql_server.backend import Backend
@@ -18,6 +19,8 @@ class SessionState:
     backend: Backend
     lake: SharedLake
     runner: Runner
+    # Cancels what the private PostgreSQL does for this session.
+    cancel_backend: Callable[[], Awaitable[None]]
     statements: dict[bytes, Statement] = field(default_factory=dict)
     # Those of the front: the private PostgreSQL doesn't run them.
     portals: dict[bytes, Portal] = field(default_factory=dict)

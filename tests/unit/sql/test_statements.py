@@ -131,7 +131,7 @@ def test_explain_gives_its_options_and_its_query(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("PREPARE P (int) AS SELECT $1", Prepare(b"p")),
+        ("PREPARE P (int) AS SELECT $1", Prepare(b"p", b"SELECT $1")),
         ("PREPARE TRANSACTION 'x'", None),
         ("EXECUTE p", Run(b"p", ())),
         ('EXECUTE "P" (1, f(2, 3), ARRAY[4, 5], \')\')', Run(b"P", (b"1", b"f(2, 3)", b"ARRAY[4, 5]", b"')'"))),
