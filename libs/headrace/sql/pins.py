@@ -66,6 +66,11 @@ class PinnedCut:
         return self._shown.cut.number
 
     @property
+    def identity(self) -> tuple[int, str]:
+        """Of its rows: a lake that was set back makes another cut of the same number."""
+        return self._shown.cut.number, self._shown.cut.attempt
+
+    @property
     def lsn(self) -> int:
         """Every change that committed before this LSN is shown, and no later one."""
         return self._shown.cut.lsn

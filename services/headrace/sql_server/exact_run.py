@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -47,6 +47,18 @@ _ENTER: Final = (
 )
 _LEAVE: Final = b"SELECT pg_catalog.set_config('search_path', $1, true)"
 _TEXT_OID: Final = 25
+
+
+class OtherStatementError(StatementRefusedError):
+    """The statement means something else on these tables; another schema may serve."""
+
+
+async def _twice(work: Callable[[], Awaitable[None]]) -> None:
+    """Work with one schema, and once more with a new one if it doesn't serve."""
+    try:
+        await work()
+    except OtherStatementError:
+        await work()
 
 
 @dataclass(slots=True)
@@ -98,11 +110,15 @@ class ExactRunner:
 
         The caller has checked its rights, and pinned its cut.
         """
-        schema = await self._taken(query, reason)
         self._portals += 1
         portal = b"headrace: exact %d" % self._portals
-        async with self._shown(schema, query, types, reason):
-            await self._bound(portal, _STATEMENT, values, forms)
+
+        async def bind() -> None:
+            schema = await self._taken(query, reason)
+            async with self._shown(schema, query, types, reason):
+                await self._bound(portal, _STATEMENT, values, forms)
+
+        await _twice(bind)
         self._state.lake.stats.count("sql_exact_statements")
         return ExactRows(self, portal, tuple(forms))
 
@@ -112,10 +128,14 @@ class ExactRunner:
         """Let PostgreSQL plan a statement, on tables without rows, for its planner's errors."""
         # Answered from the copy, it could give no rows where PostgreSQL raises an error.
         reason = unsupported("an expression of constants in this statement")
-        schema = await self._taken(query, reason, planned=True)
         portal = b"headrace: a plan"
-        async with self._shown(schema, query, types, reason):
-            await self._bound(portal, _STATEMENT, values, ())
+
+        async def bind() -> None:
+            schema = await self._taken(query, reason, planned=True)
+            async with self._shown(schema, query, types, reason):
+                await self._bound(portal, _STATEMENT, values, ())
+
+        await _twice(bind)
         await self._state.backend.send(wire.close(b"P", portal), wire.FLUSH)
         await self._state.backend.until(b"3")
 
@@ -213,9 +233,10 @@ class ExactRunner:
                 yield
             await backend.call(_LEAVE, [rows[0][0]], (_TEXT_OID,))
             if not same:
-                # A view may have changed: the next statement gets another schema.
+                # A view may have changed, or a crash of the private PostgreSQL took tables away.
                 schema.stale = True
-                raise _because(reason, "it reads the statement differently on other tables")
+                refusal = _because(reason, "it reads the statement differently on other tables")
+                raise OtherStatementError(refusal.problem)
 
     async def _parsed(
         self,

@@ -32,7 +32,7 @@ log = logs.logger("sql-server")
 
 PREFIX: Final = "pg_headrace_"
 """Of the schemas' names: tools take them for PostgreSQL's own, and don't list them."""
-PLANNED: Final = -1
+PLANNED: Final = (-1, "")
 """In place of a cut: tables without rows, on which statements are only planned."""
 
 _KEEP_S: Final = 60.0
@@ -77,7 +77,8 @@ class ExactSchema:
     """Tables of one cut, or of none."""
 
     name: str
-    cut: int
+    # The cut's number, and the attempt that made it.
+    cut: tuple[int, str]
     # The columns that are filled in each table, and the form that the table had.
     filled: dict[int, frozenset[int]] = field(default_factory=dict)
     forms: dict[int, tuple[RelationColumn, ...]] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class ExactSchema:
         """The tables that stand for the lake's."""
         return Replaced(dict(self.relations), dict(self.types))
 
-    def fits(self, cut: int, use: Use, tables: Mapping[int, LakeRelation]) -> bool:
+    def fits(self, cut: tuple[int, str], use: Use, tables: Mapping[int, LakeRelation]) -> bool:
         """Whether a statement may use it, perhaps with more tables."""
         return (
             self.cut == cut
@@ -135,7 +136,7 @@ class ExactTables:
 
     def take(self, pinned: Pinned, use: Use, *, planned: bool = False) -> ExactSchema:
         """A schema with the tables that a statement needs, until `release`."""
-        cut = PLANNED if planned else pinned.cut
+        cut = PLANNED if planned else pinned.identity
         with self._lock:
             tables = {relid: pinned.relations[relid] for relid in use.columns}
             if len({table.name for table in tables.values()}) < len(tables):
@@ -188,7 +189,7 @@ class ExactTables:
             schema.used = time.monotonic()
             schema.stale = schema.stale or stale
 
-    def tidy(self, cut: int | None) -> None:
+    def tidy(self, cut: tuple[int, str] | None) -> None:
         """Drop what nobody will use."""
         now = time.monotonic()
 
@@ -306,7 +307,7 @@ class _Filling:
             assert row is not None, "a count is a row"
             if row[0] > rows_max:
                 raise NotExactError(f"{table.name} has {row[0]} rows")
-            reader = cursor.execute(rows_query(table, columns)).fetch_record_batch(BATCH_ROWS)
+            reader = cursor.execute(rows_query(table, columns)).to_arrow_reader(BATCH_ROWS)
             with target.copy(statement) as copy:
                 for batch in reader:
                     copy.write(lines.of(batch))

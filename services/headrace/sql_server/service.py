@@ -122,7 +122,8 @@ async def _tidy(scope: Scope, exact: ExactTables, copies: LakeCopy) -> None:
         shown = copies.cut
         # Without an answer there is nothing to drop; `Cuts` reports and starts the server again.
         with contextlib.suppress(psycopg.Error):
-            await asyncio.to_thread(exact.tidy, None if shown is None else shown.number)
+            identity = None if shown is None else (shown.number, shown.attempt)
+            await asyncio.to_thread(exact.tidy, identity)
         await scope.pause(_TIDY_INTERVAL_S)
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pytest
 import pytest_asyncio
 
 from headrace.lake.catalog import TableName
+from headrace.sql.copy_lines import CopyLines, rows_query
 from headrace.sql.errors import NotProvenEqualError
 from headrace.testing.database import Database
 from headrace.testing.value_cases import ARRAYS, CASES, TEXT, Case
@@ -195,6 +197,29 @@ async def test_columns_with_values_that_the_copy_lacks_are_not_held(copied: Read
     with copied.copy.pin() as pin:
         relation = copied.relation(pin, TableName("public", "every"))
     assert {column.name for column in relation.columns if not column.held} == set(UNHELD)
+
+
+async def test_postgresql_gets_every_value_back_also_those_that_the_copy_lacks(
+    copied: ReadableCopy, database: Database
+) -> None:
+    shown = [case for case in EVERY if case.name not in DOMAINS]
+    kinds = {case.name: "text" if own(case) else case.type for case in EVERY} | {"id": "int"}
+    with copied.copy.pin() as pin, pin.using() as cursor, psycopg.connect(database.dsn) as back:
+        relation = copied.relation(pin, TableName("public", "every"))
+        listed = ", ".join(f"{quoted(each.name)} {kinds[each.name]}" for each in relation.columns)
+        back.execute(f"CREATE TEMP TABLE back ({listed})")
+        lines = CopyLines(relation.columns)
+        reader = cursor.execute(rows_query(relation, relation.columns)).to_arrow_reader(3)
+        with back.cursor() as target, target.copy("COPY back FROM STDIN") as copy:
+            for batch in reader:
+                copy.write(lines.of(batch))
+        for case in shown:
+            name = quoted(case.name)
+            wrong = back.execute(
+                f"SELECT e.id, e.{name}::text, b.{name}::text FROM every e FULL JOIN back b USING (id)"
+                f" WHERE e.{name}::text IS DISTINCT FROM b.{name}::text OR b.id IS NULL OR e.id IS NULL"
+            ).fetchall()
+            assert wrong == [], case.name
 
 
 async def test_what_is_not_proven_is_refused(copied: ReadableCopy) -> None:

@@ -33,7 +33,8 @@ class Readers:
         self.wrong: list[object] = []
         self.read = [0] * len(SUMS)
         self._threads = [
-            threading.Thread(target=self._run, args=(which,)) for which in range(len(SUMS))
+            threading.Thread(target=self._run, args=(which,), daemon=True)
+            for which in range(len(SUMS))
         ]
         for thread in self._threads:
             thread.start()
@@ -68,10 +69,9 @@ def kill(server: SqlServer, target: str) -> None:
         server.kill()
         server.start_again()
         return
-    folder = server.folder / "sql" / "postgres"
-    postmaster = int(next(folder.rglob("postmaster.pid")).read_text().split()[0])
     if target == "postmaster":
-        os.kill(postmaster, signal.SIGKILL)
+        server.until("the private PostgreSQL runs", lambda: _postmaster(server) is not None)
+        os.kill(_postmaster(server) or 0, signal.SIGKILL)
         return
     try:
         with server.admin() as admin:
@@ -82,6 +82,18 @@ def kill(server: SqlServer, target: str) -> None:
                 os.kill(row[0], signal.SIGKILL)
     except (psycopg.Error, ProcessLookupError):
         return
+
+
+def _postmaster(server: SqlServer) -> int | None:
+    """The parent of the process that answers; None if none does."""
+    try:
+        with server.admin() as admin:
+            row = admin.execute("SELECT pg_backend_pid()").fetchone()
+            assert row is not None
+            status = Path(f"/proc/{row[0]}/stat").read_text()
+    except (psycopg.Error, OSError):
+        return None
+    return int(status.rpartition(")")[2].split()[1])
 
 
 def test_no_cut_is_lost_and_none_is_mixed_when_processes_are_killed(tmp_path: Path) -> None:
