@@ -207,7 +207,8 @@ class ExactRunner:
         except NotProvenEqualError as error:
             raise _because(reason, describe(error)) from error
         except psycopg.OperationalError as error:
-            raise _because(reason, "it does not answer") from error
+            # It was killed: the session ends soon, and the statement itself is fine.
+            raise refused("57P03", "the private PostgreSQL does not answer") from error
         except psycopg.Error as error:
             raise _because(reason, str(error).partition("\n")[0]) from error
         runner.hold(lambda: tables.release(schema))

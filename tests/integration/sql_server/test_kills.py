@@ -85,7 +85,7 @@ def kill(server: SqlServer, target: str) -> None:
 
 
 def _postmaster(server: SqlServer) -> int | None:
-    """The parent of the process that answers; None if none does."""
+    """The parent of the process that answers, if there is one."""
     try:
         with server.admin() as admin:
             row = admin.execute("SELECT pg_backend_pid()").fetchone()
