@@ -290,11 +290,11 @@ def test_a_statement_ends_at_a_cancel_request_and_at_its_time_out(server: SqlSer
 
 def test_a_view_that_changes_is_read_as_it_is(server: SqlServer) -> None:
     with server.admin() as admin, server.connect() as connection:
-        admin.execute("CREATE VIEW some AS SELECT id FROM numbers WHERE id < 3")
-        admin.execute("GRANT SELECT ON some TO PUBLIC")
-        query = "SELECT sum(id::float8) FROM some"
+        admin.execute("CREATE VIEW few AS SELECT id FROM numbers WHERE id < 3")
+        admin.execute("GRANT SELECT ON few TO PUBLIC")
+        query = "SELECT sum(id::float8) FROM few"
         assert connection.execute(query).fetchone() == (3.0,)
-        admin.execute("CREATE OR REPLACE VIEW some AS SELECT id FROM numbers WHERE id < 4")
+        admin.execute("CREATE OR REPLACE VIEW few AS SELECT id FROM numbers WHERE id < 4")
         assert connection.execute(query).fetchone() == (6.0,)
 
 
