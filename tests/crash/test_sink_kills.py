@@ -5,6 +5,7 @@ transactions.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from itertools import groupby
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 from tests.support.exactly_once import environment, prepare, write
+from tests.support.sink_kills import KILLS
 from tests.support.sinks import changes_of, events_of, sink_process
 
 STEPS = (
@@ -23,10 +25,13 @@ STEPS = (
     "files.created",
     "sink.committed",
 )
+# `KILLS` of this sink in all three forms together, and each step at least once in each form.
+KILLS_A_FORM = max(len(STEPS), -(-KILLS // 3))
 WAIT_S = 60
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("form", "delivery"),
     [("ndjson", "event"), ("parquet", "transaction"), ("ndjson", "batch")],
@@ -50,7 +55,7 @@ async def test_files_have_every_change_once_though_the_sink_is_killed_at_each_st
         await suite.logged("wal-reader", "epoch_opened")
         enough = asyncio.Event()
         writer = asyncio.create_task(write(postgres, 4000, 1, enough=enough), name="writer")
-        for step in STEPS:
+        for step in itertools.islice(itertools.cycle(STEPS), KILLS_A_FORM):
             async with sink_process(
                 settings, config, "files", HEADRACE_FAILPOINT=f"{step}:2"
             ) as one:

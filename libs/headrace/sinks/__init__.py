@@ -17,6 +17,7 @@ skips a change silently.
 
 from headrace.consumer.watermark import Watermark
 from headrace.sinks.port import (
+    CheckableSink,
     DisabledError,
     Pace,
     Promise,
@@ -30,6 +31,7 @@ from headrace.sinks.port import (
 from headrace.sinks.routing import Record, RoutedTransaction
 
 __all__ = [
+    "CheckableSink",
     "DisabledError",
     "Pace",
     "Promise",

@@ -75,6 +75,11 @@ class KafkaSink:
         """
         return await self._call("open", self._open)
 
+    async def check(self) -> str:
+        """Log in at a broker. Without `init_transactions` nobody is fenced."""
+        await self._call("connect", self._check)
+        return "a broker accepts the login"
+
     async def write(self, transactions: Sequence[RoutedTransaction]) -> None:
         """Send the records inside the open Kafka transaction."""
         await self._call("write", functools.partial(self._write, transactions))
@@ -103,6 +108,11 @@ class KafkaSink:
             if not isinstance(error.__cause__, KafkaException):
                 raise
             raise translated(error.__cause__, self._settings, doing) from error
+
+    def _check(self) -> None:
+        # With the transactional ID, but without a transaction: the running process keeps its epoch.
+        self._producer = Producer(self._settings.producer())
+        self._connect(self._producer)
 
     def _open(self) -> dict[str, Watermark]:
         producer = Producer({**self._settings.producer(), "on_delivery": self._delivered})

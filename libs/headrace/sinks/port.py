@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from headrace.consumer.watermark import Watermark
 from headrace.errors import HeadraceError
@@ -124,4 +124,15 @@ class Sink(Protocol):
 
     async def close(self) -> None:
         """Release connections, discard what is not committed; a lost connection is no error."""
+        ...
+
+
+@runtime_checkable
+class CheckableSink(Protocol):
+    """A sink that can try its connection; `headrace sinks test` does."""
+
+    async def check(self) -> str:
+        """Connect and log in as `open` does, but write nothing and fence nobody. Returns what was
+        tried, in a few words.
+        """
         ...

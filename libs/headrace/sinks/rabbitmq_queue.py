@@ -85,6 +85,11 @@ class RabbitQueueSink:
                 await self._channel.exchange_declare(self._options.exchange, passive=True)
         return {}
 
+    async def check(self) -> str:
+        """Log in, and look for the exchange."""
+        await self.open()
+        return "the server accepts the login"
+
     async def write(self, transactions: Sequence[RoutedTransaction]) -> None:
         """Publish the records, and return when the server has confirmed all of them."""
         records = [record for one in transactions for record in one.records]

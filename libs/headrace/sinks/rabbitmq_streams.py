@@ -78,6 +78,12 @@ class RabbitStreamSink:
         self._seen_seq = marks.get(SEEN, Watermark()).stream_seq
         return marks
 
+    async def check(self) -> str:
+        """Log in."""
+        with self._translated("connect"):
+            await self._publishers.connect()
+        return "the server accepts the login"
+
     async def write(self, transactions: Sequence[RoutedTransaction]) -> None:
         """Keep the records until the commit."""
         for transaction in transactions:

@@ -118,12 +118,19 @@ class ValkeySink:
         """Take the next number, which ends an older process, and read the position with it."""
         with self._translated("open"):
             await self._refuse_eviction()
+            await self._client.script_load(WRITE.text)
             epoch, position = await self._client.eval(OPEN, 1, self._own_key)
         self._epoch = str(epoch).encode()
         self._position = position or b""
         if self._position:
             self._marks = marks_from_json(self._position, self._stream)
         return dict(self._marks)
+
+    async def check(self) -> str:
+        """Log in, and ask how the server uses its memory."""
+        with self._translated("connect"):
+            await self._refuse_eviction()
+        return "the server accepts the login"
 
     async def write(self, transactions: Sequence[RoutedTransaction]) -> None:
         """Keep the commands of these transactions until the commit."""
@@ -211,7 +218,6 @@ class ValkeySink:
                 f"{self._where} removes keys when its memory is full ({policy})",
                 remedy="Set maxmemory-policy to noeviction, or to one of volatile-*.",
             )
-        await self._client.script_load(WRITE.text)
 
     @contextlib.contextmanager
     def _translated(self, doing: str) -> Any:

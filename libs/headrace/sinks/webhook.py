@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import ssl
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import aiohttp
 from yarl import URL
@@ -110,9 +112,7 @@ class WebhookSink:
 
     async def open(self) -> Mapping[str, Watermark]:
         """Create the HTTP client; requests come later."""
-        host = str(self._url.host)
-        if (literal := allowed(host, self._networks)) is not None and not literal:
-            raise _private(self._name, host)
+        self._refuse_private_literal()
         connector = aiohttp.TCPConnector(
             limit=self._options.lanes,
             resolver=PublicResolver(self._networks),
@@ -125,6 +125,34 @@ class WebhookSink:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         return {}
+
+    async def check(self) -> str:
+        """Connect, with TLS if the address has it. Any request would be a delivery, so whether the
+        receiver accepts the signature is not known.
+        """
+        self._refuse_private_literal()
+        resolver = PublicResolver(self._networks)
+        host, port = str(self._url.host), self._url.port
+        security: dict[str, Any] = {}
+        if self._url.scheme == "https":
+            security = {"ssl": tls_context(self._options.ca_file), "server_hostname": host}
+        try:
+            found = await resolver.resolve(host, port or 0, socket.AF_UNSPEC)
+            async with asyncio.timeout(self._options.timeout_s):
+                _, writer = await asyncio.open_connection(found[0]["host"], port, **security)
+        except PrivateAddressError as error:
+            raise _private(self._name, host) from error
+        except ssl.SSLCertVerificationError as error:
+            raise self._untrusted(error) from error
+        except (OSError, TimeoutError) as error:
+            raise SinkAwayError(
+                f"The webhook {self._name} can't be reached: {describe(error)}",
+                remedy="Check `to`, the name server and the firewall.",
+            ) from error
+        finally:
+            await resolver.close()
+        writer.close()
+        return "the receiver can be reached; a request would be a delivery"
 
     async def write(self, transactions: Sequence[RoutedTransaction]) -> None:
         """Send the records, and return when the receiver has accepted all of them."""
@@ -140,6 +168,17 @@ class WebhookSink:
         """Close the connections."""
         if self._http is not None:
             await self._http.close()
+
+    def _refuse_private_literal(self) -> None:
+        host = str(self._url.host)
+        if (literal := allowed(host, self._networks)) is not None and not literal:
+            raise _private(self._name, host)
+
+    def _untrusted(self, error: Exception) -> SinkAwayError:
+        return SinkAwayError(
+            f"The certificate of the webhook {self._name} is not valid: {describe(error)}",
+            remedy="Renew it, or name its authority in `ca_file`.",
+        )
 
     async def _deliver(self, records: Sequence[Record]) -> None:
         lanes: dict[int, list[Record]] = {}
@@ -203,10 +242,7 @@ class WebhookSink:
                 raise _private(self._name, str(self._url.host)) from error
             return describe(error)
         except aiohttp.ClientConnectorCertificateError as error:
-            raise SinkAwayError(
-                f"The certificate of the webhook {self._name} is not valid: {describe(error)}",
-                remedy="Renew it, or name its authority in `ca_file`.",
-            ) from error
+            raise self._untrusted(error) from error
         except (aiohttp.ClientError, OSError) as error:
             return describe(error)
 

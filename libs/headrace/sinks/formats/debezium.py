@@ -2,7 +2,8 @@
 
 `before`, `after`, `op`, `ts_ms`, `source` and `transaction` have Debezium's meaning. Values have
 the wire contract's form: numerics are strings of digits (`decimal.handling.mode=string`), times are
-ISO 8601. A large value that PostgreSQL did not send is Debezium's placeholder.
+ISO 8601. A document that JSON's readers would round is PostgreSQL's text. A large value that
+PostgreSQL did not send is Debezium's placeholder.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from headrace.consumer.event import Event
+from headrace.contract import exact
 from headrace.sinks.formats.json_values import dumps, plain_row
 
 UNAVAILABLE = "__debezium_unavailable_value"
@@ -54,14 +56,16 @@ def _operation(event: Event) -> str:
 
 def _before(event: Event) -> Mapping[str, Any] | None:
     if event.operation == "DELETE":
-        return plain_row(event.old or event.data)
-    return plain_row(event.old)
+        if event.old:
+            return plain_row(exact.old_row(event.payload))
+        return plain_row(exact.row(event.payload))
+    return plain_row(exact.old_row(event.payload))
 
 
 def _after(event: Event) -> Mapping[str, Any] | None:
     if event.operation not in {"INSERT", "UPDATE"}:
         return None
-    row = dict(plain_row(event.data) or {})
+    row = dict(plain_row(exact.row(event.payload)) or {})
     row.update(dict.fromkeys(event.unchanged, UNAVAILABLE))
     return row
 

@@ -1,10 +1,12 @@
-"""`headrace sinks test`: the records that a sink would write for the stream's last events.
+"""`headrace sinks test`: whether the target can be reached, and the records that a sink would write
+for the stream's last events.
 
 Never writes to the target, and never moves a sink's position.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -15,22 +17,21 @@ from headrace.errors import HeadraceError
 from headrace.settings import Settings
 from headrace.sinks.building import router_of
 from headrace.sinks.configuration import SinkConfiguration
-from headrace.sinks.targets import promise_to
+from headrace.sinks.port import CheckableSink, SinkAwayError, SinkOptions
+from headrace.sinks.targets import is_database, promise_to, sink_class
 
 WAIT_S = 2.0
+CONNECT_TIMEOUT_S = 30.0
 
 
 async def run(settings: Settings, sink: SinkConfiguration, last: int, *, as_json: bool) -> None:
-    """Route the last events, and show the records."""
-    # Both raise for what a process of the sink would fail with.
-    promise_to(sink.address(os.environ))
-    sink.secrets(os.environ)
-    rows: list[dict[str, Any]] = []
+    """Try the connection; then route the last events, and show the records."""
+    outcome = await _connection(sink)
     if not last:
-        shown(
-            [{"sink": sink.name, "promise": promise_text(sink), "outcome": "ok"}], as_json=as_json
-        )
+        row = {"sink": sink.name, "promise": promise_text(sink), "outcome": outcome}
+        shown([row], as_json=as_json)
         return
+    rows: list[dict[str, Any]] = []
     router = router_of(sink)
     streams = settings.streams
     async with nats(settings, "sinks") as (client, _):
@@ -56,6 +57,30 @@ async def run(settings: Settings, sink: SinkConfiguration, last: int, *, as_json
                         for one in records
                     ]
     shown(rows, as_json=as_json)
+
+
+async def _connection(sink: SinkConfiguration) -> str:
+    """Raise for what a process of the sink would fail with when it connects."""
+    address = sink.address(os.environ)
+    promise_to(address)
+    options = sink.secrets(os.environ)
+    if is_database(address):
+        return "not tried: a database is checked when the sink starts"
+    made = sink_class(address)
+    # Not wrapped as in the service: marks that are kept in NATS would be taken over.
+    target = made(SinkOptions(sink.name, address, options=options))
+    if not isinstance(target, CheckableSink):
+        return "not tried: the class has no method check"
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            return await target.check()
+    except TimeoutError as error:
+        raise SinkAwayError(
+            f"the target of {sink.name} did not answer within {CONNECT_TIMEOUT_S:g} s",
+            remedy="Check `to` and the network between here and there.",
+        ) from error
+    finally:
+        await target.close()
 
 
 def _row(record_id: str, destination: str, key: bytes | None, outcome: str) -> dict[str, Any]:

@@ -1,0 +1,190 @@
+"""Several sinks of one database at once: each has everything though all are killed in turn, and one
+that is away holds back neither the others nor the source.
+
+`HEADRACE_ALL_SINKS_SECONDS` is the time of the kills; `./taskw test:sinks:all` takes 30 minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from headrace.testing.database import Database
+from headrace.testing.kafka import KafkaServer
+from headrace.testing.rabbitmq import RabbitServer
+from headrace.testing.valkey import ValkeyServer
+from tests.support.all_sinks import Keeper, Targets, source_rows
+from tests.support.sink_kills import SinkLine
+from tests.support.sinks import changes_of
+from tests.support.webhook_receiver import Receiver, serve
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(14_400)]
+SECONDS = float(os.environ.get("HEADRACE_ALL_SINKS_SECONDS", "20"))
+SEED = int(os.environ.get("HEADRACE_ALL_SINKS_SEED", "7"))
+PATIENCE_S = 300.0
+MARKERS = 5
+TABLE = "busy"
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    made = Receiver()
+    runner = await serve(made)
+    yield made
+    await runner.cleanup()
+
+
+async def until(fulfilled: Callable[[], Awaitable[bool]], what: str) -> float:
+    """Wait; returns how long that took."""
+    began = time.monotonic()
+    while not await fulfilled():
+        assert time.monotonic() < began + PATIENCE_S, what
+        await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def load(database: Database, chance: random.Random, seconds: float) -> int:
+    """Rows that come, change and go, in transactions of one to a hundred, and changes of the
+    table's columns in between. Returns the number of schema changes.
+    """
+    await database.execute(f"CREATE TABLE {TABLE} (id bigint PRIMARY KEY, n int, note text)")
+    end = time.monotonic() + seconds
+    first = shapes = 0
+    extra = False
+    while time.monotonic() < end:
+        size = chance.choice((1, 1, 2, 10, 100))
+        await database.execute(
+            f"INSERT INTO {TABLE} (id, n, note) SELECT g, g % 7, 'note ' || g "
+            f"FROM generate_series({first}, {first + size - 1}) g;"
+            f"UPDATE {TABLE} SET n = n + 1 WHERE id % 37 = {first % 37} AND id > {first - 400};"
+            f"DELETE FROM {TABLE} WHERE id % 41 = {first % 41} AND id > {first - 400}"
+        )
+        first += size
+        if chance.random() < 0.05:
+            shapes += 1
+            if extra:
+                await database.execute(f"ALTER TABLE {TABLE} DROP COLUMN extra")
+            else:
+                await database.execute(f"ALTER TABLE {TABLE} ADD COLUMN extra int")
+                await database.execute(f"UPDATE {TABLE} SET extra = id WHERE id > {first - 50}")
+            extra = not extra
+        await asyncio.sleep(chance.uniform(0.05, 0.4))
+    return shapes
+
+
+async def test_every_target_equals_the_source_though_each_sink_is_killed_in_turn(
+    line: SinkLine,
+    own_kafka: KafkaServer,
+    own_valkey: ValkeyServer,
+    own_rabbitmq: RabbitServer,
+    receiver: Receiver,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "changes"
+    folder.mkdir()
+    targets = Targets(folder, receiver, own_valkey, own_kafka, own_rabbitmq)
+    config = tmp_path / "headrace.toml"
+    config.write_text(targets.configuration())
+    keeper = Keeper(line.environment, config, targets.names)
+    chance = random.Random(SEED)
+    async with keeper.keeping():
+        writing = asyncio.create_task(load(line.database, chance, SECONDS), name="load")
+        await keeper.kill_in_turn(writing.done, random.Random(SEED))
+        shapes = await writing
+        wanted = await source_rows(line.database, TABLE)
+        committed = await line.oracle.changes()
+        for name in targets.names:
+
+            async def equal(name: str = name) -> bool:
+                return await targets.rows(name, TABLE) == wanted
+
+            await until(equal, f"{name} does not reach the source's state")
+    for name in targets.names:
+        if name != "valkey":
+            assert changes_of(await targets.events(name)) == committed, name
+    print(f"{len(committed)} changes, {shapes} changes of columns, kills: {keeper.kills}")
+    assert all(keeper.kills.get(name) for name in targets.names), keeper.kills
+
+
+async def marker(line: SinkLine, targets: Targets, number: int, names: list[str]) -> list[float]:
+    """Commit a row; returns how long it took until each target had it, and until the slot's
+    position was confirmed behind it.
+    """
+    await line.database.execute(f"INSERT INTO orders VALUES ({number}, 0, 'marker')")
+    end = await line.database.fetchval("SELECT pg_current_wal_lsn()::text")
+
+    async def is_confirmed() -> bool:
+        return bool(
+            await line.database.fetchval(
+                f"SELECT confirmed_flush_lsn >= '{end}' FROM pg_replication_slots "
+                "WHERE slot_name = 'headrace'"
+            )
+        )
+
+    def has(name: str) -> Callable[[], Awaitable[bool]]:
+        async def found() -> bool:
+            return any(("id", str(number)) in row for row in await targets.rows(name, "orders"))
+
+        return found
+
+    waits = [until(has(name), f"{name} lacks {number}") for name in names]
+    return await asyncio.gather(*waits, until(is_confirmed, f"the slot stays before {end}"))
+
+
+async def test_a_sink_that_is_away_holds_back_neither_the_others_nor_the_slot(
+    line: SinkLine, own_valkey: ValkeyServer, receiver: Receiver, tmp_path: Path
+) -> None:
+    folder = tmp_path / "changes"
+    folder.mkdir()
+    targets = Targets(folder, receiver, own_valkey)
+    config = tmp_path / "headrace.toml"
+    config.write_text(targets.configuration())
+    keeper = Keeper(line.environment, config, targets.names)
+    others = ["files", "valkey"]
+    numbers = iter(range(1, 1_000_000))
+    measured: dict[str, list[list[float]]] = {}
+
+    async def measure(state: str) -> None:
+        measured[state] = [
+            await marker(line, targets, next(numbers), others) for _ in range(MARKERS)
+        ]
+
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(3600)
+        return web.Response()
+
+    async def refuse(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=500)
+
+    async with keeper.keeping():
+        await marker(line, targets, next(numbers), [*others, "webhook"])
+        await measure("all present")
+        for state in ("killed", "hanging", "refusing"):
+            before = next(numbers)
+            if state == "killed":
+                keeper.away.add("webhook")
+                keeper.kill("webhook")
+            else:
+                receiver.answers = [{"hanging": hang, "refusing": refuse}[state]] * 10_000
+            await marker(line, targets, before, others)
+            await measure(state)
+            accepted = {str(body.get("data", {}).get("id")) for body, _ in receiver.accepted}
+            assert str(before) not in accepted, "it was away"
+            receiver.answers = []
+            keeper.away.clear()
+            if state == "hanging":
+                # Otherwise its answer would be awaited until the limit.
+                keeper.kill("webhook")
+            await marker(line, targets, next(numbers), [*others, "webhook"])
+    for state, found in measured.items():
+        for name, waits in zip([*others, "slot"], zip(*found, strict=True), strict=True):
+            median, most = statistics.median(waits) * 1000, max(waits) * 1000
+            print(f"{state:12} {name:7} median {median:6.0f} ms  most {most:6.0f} ms")
