@@ -92,7 +92,7 @@ def _plain(part: bytes, element: Callable[[bytes], object]) -> object:
 def _tokens(delimiter: bytes) -> re.Pattern[bytes]:
     """An element or a brace, then its terminator; possessive, to prevent backtracking."""
     mark = re.escape(delimiter)
-    value = rb'"(?P<quoted>(?:[^"\\]++|\\.)*+)"|(?P<plain>[^{}"\\' + mark + rb"]++)"
+    value = rb'"(?P<quoted>[^"\\]*(?:\\.[^"\\]*)*)"|(?P<plain>[^{}"\\' + mark + rb"]++)"
     return re.compile(
         rb"(?P<open>\{*+)(?:" + value + rb")(?P<close>\}*+)(?P<mark>" + mark + rb"|\Z)", re.DOTALL
     )

@@ -41,7 +41,7 @@ _UINT64_MAX = 2**64 - 1
 _INT_DIGITS_MAX = 20
 
 # Whole strings are matched too, so that brackets inside them don't count.
-_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+_BRACKETS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 # PostgreSQL's text is valid UTF-8, so only an escape can denote half of a pair.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACES = b" \t\n\r"

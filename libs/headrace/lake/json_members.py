@@ -11,14 +11,15 @@ import orjson
 
 from headrace.errors import DecodeError
 
-# Possessive throughout: nothing here is ever tried twice.
-_STRING = r'"(?:[^"\\]++|\\.)*+"'
+# Each repetition starts with a character that can't continue the one before, so nothing is tried
+# twice. Not by possessive groups: Python before 3.11.5 matches them wrongly (gh-106052).
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 _NAME = re.compile(f"({_STRING}):", re.DOTALL)
-_SCALAR = rf'{_STRING}|[^"\[\]{{}},\s]++'
-_INSIDE = rf'[^"\[\]{{}}]++|{_STRING}'
+_SCALAR = rf'{_STRING}|[^"\[\]{{}},\s]+'
+_PLAIN = r'[^"\[\]{}]*'
 # Up to the next bracket outside strings.
-_BRACKET = re.compile(rf"(?:{_INSIDE})*+([\[\]{{}}])", re.DOTALL)
-_SPACES = re.compile(r"\s*+")
+_BRACKET = re.compile(rf"{_PLAIN}(?:{_STRING}{_PLAIN})*([\[\]{{}}])", re.DOTALL)
+_SPACES = re.compile(r"\s*")
 
 
 # Documents of this depth are found by one expression, which is much faster than bracket by bracket.
@@ -27,14 +28,14 @@ _SHALLOW = 4
 
 def _nested(depth: int) -> str:
     """Lists and objects of up to this depth; that brackets match is PostgreSQL's promise."""
-    found = rf"[\[{{](?:{_INSIDE})*+[\]}}]"
+    found = rf"[\[{{]{_PLAIN}(?:{_STRING}{_PLAIN})*[\]}}]"
     for _ in range(depth - 1):
-        found = rf"[\[{{](?:{_INSIDE}|{found})*+[\]}}]"
+        found = rf"[\[{{]{_PLAIN}(?:(?:{_STRING}|{found}){_PLAIN})*[\]}}]"
     return found
 
 
 # With the spaces around it.
-_VALUE = re.compile(rf"\s*+(?:{_SCALAR}|{_nested(_SHALLOW)})\s*+", re.DOTALL)
+_VALUE = re.compile(rf"\s*(?:{_SCALAR}|{_nested(_SHALLOW)})\s*", re.DOTALL)
 
 
 class Members:
@@ -49,7 +50,7 @@ class Members:
         wanted = "|".join(re.escape(name) for name in names)
         # Members of no interest up to the next other one. Names with escapes are left to `_place`.
         self._others = re.compile(
-            rf'(?:(?!"(?:{wanted})":)"[^"\\]*+":\s*+(?:{_SCALAR})\s*+,)*+', re.DOTALL
+            rf'(?:(?!"(?:{wanted})":)"[^"\\]*":\s*(?:{_SCALAR})\s*,)*', re.DOTALL
         )
 
     def columns(self, texts: Iterable[str | None]) -> list[list[str | None]]:

@@ -67,7 +67,7 @@ _PORTABLE = (
 
 
 # Python writes 1e-7, which PostgreSQL writes out; strings are skipped.
-_POWERS = re.compile(r'"(?:[^"\\]++|\\.)*+"|-?[0-9.]+e[+-][0-9]+')
+_POWERS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|-?[0-9.]+e[+-][0-9]+')
 
 # Characters for which an array literal quotes an element.
 _QUOTED = re.compile(r'[{}",\\ \t\n\v\f\r]')
