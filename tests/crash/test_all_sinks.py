@@ -1,4 +1,4 @@
-"""Several sinks of one database at once: each has everything though all are killed in turn, and one
+"""Several sinks of one database together: each has everything though all are killed in turn, and one
 that is away holds back neither the others nor the source.
 
 `HEADRACE_ALL_SINKS_SECONDS` is the time of the kills; `./taskw test:sinks:all` takes 30 minutes.

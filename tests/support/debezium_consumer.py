@@ -34,7 +34,7 @@ _POM = f"""<project>
 
 
 class Envelope(NamedTuple):
-    """What Debezium's deserializer finds in a message."""
+    """The content that Debezium's deserializer finds in a message."""
 
     op: str
     schema: str

@@ -42,7 +42,7 @@ class SinkProcess:
 
     @property
     def follows(self) -> bool:
-        """Whether it runs and has begun to read the stream."""
+        """Whether it runs and reads the stream."""
         return self.running and "event=sink_follows" in self.output
 
     async def exit_code(self, timeout_s: float = 60.0) -> int:

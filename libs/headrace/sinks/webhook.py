@@ -144,7 +144,7 @@ class WebhookSink:
             raise _private(self._name, host) from error
         except ssl.SSLCertVerificationError as error:
             raise self._untrusted(error) from error
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             raise SinkAwayError(
                 f"The webhook {self._name} can't be reached: {describe(error)}",
                 remedy="Check `to`, the name server and the firewall.",

@@ -71,7 +71,7 @@ CONSOLE = ServiceFacts(
     "console",
     9087,
     "Show the suite in a browser, trace changes, and act for those who may.",
-    ("console_live_tabs", "console_requests", "console_refusals"),
+    ("console_live_tabs", "console_requests"),
     optional=True,
 )
 SNAPSHOT_RESPONDER = ServiceFacts(

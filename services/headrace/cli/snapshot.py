@@ -117,7 +117,9 @@ async def _shown(table: str, *, quiet: bool) -> AsyncIterator[SnapshotProgress]:
                 yield told
             return
         # No group of tasks: it would wrap the snapshot's own error.
-        lines = asyncio.create_task(_lines(table, lambda: news, working, quiet=quiet))
+        lines = asyncio.create_task(
+            _lines(table, lambda: news, working, quiet=quiet), name="snapshot-lines"
+        )
         try:
             yield noted
         finally:

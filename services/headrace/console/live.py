@@ -66,7 +66,7 @@ class LiveRing:
         while not scope.stopping.is_set():
             try:
                 await self._follow(scope)
-            except (HeadraceError, NatsError, TimeoutError, OSError) as error:
+            except (HeadraceError, NatsError, OSError) as error:
                 log.info("live_reading_interrupted", reason=describe(error))
                 self._stretch = None
                 await scope.pause(RETRY_S)

@@ -140,7 +140,7 @@ class Plans:
         )
         try:
             changed, result = await intent.do()
-        except (HeadraceError, TimeoutError, OSError) as error:
+        except (HeadraceError, OSError) as error:
             detail = describe(error)
             await self._acts.note(
                 request,

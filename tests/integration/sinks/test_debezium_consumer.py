@@ -62,7 +62,7 @@ def folded(envelopes: Iterable[Envelope]) -> dict[int, dict[str, Any]]:
 
 
 def ended(folder: Path) -> bool:
-    """Whether the last change is there."""
+    """Whether the last change has arrived."""
     return any(b'"op":"d"' in line and b'"id":3' in line for line in lines_of(folder))
 
 

@@ -207,7 +207,7 @@ async def test_rabbitmq_queues_keep_every_claim(rabbitmq: RabbitServer, names: N
     async with consumed(rabbitmq, queue) as messages:
 
         def found() -> list[tuple[str, bytes]]:
-            """What the consumer has, once nothing more comes."""
+            """The records of the consumer, once nothing more comes."""
             before = -1
             while before != len(messages):
                 before = len(messages)
