@@ -39,6 +39,9 @@ class Drivers:
     spark: SparkDriver
     local: LocalDriver
     _warming: set[asyncio.Task[None]] = field(default_factory=set)
+    # Spark could not start in the background, as without Java: only a table that needs it tries
+    # again.
+    _unusable: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> Drivers:
@@ -79,7 +82,8 @@ class Drivers:
 
     def warm(self) -> None:
         """Start Spark for the next snapshots, if it is wanted and not running."""
-        if self.settings.snapshot.spark is SnapshotSpark.AUTO and self.spark.state == "stopped":
+        wanted = self.settings.snapshot.spark is SnapshotSpark.AUTO and not self._unusable
+        if wanted and self.spark.state == "stopped":
             task = asyncio.create_task(self._warm(), name="spark-starts")
             self._warming.add(task)
             task.add_done_callback(self._warming.discard)
@@ -89,6 +93,7 @@ class Drivers:
             await self.spark.started()
         except HeadraceError as error:
             # The first snapshot that needs it fails with the reason.
+            self._unusable = True
             log.warning("spark_not_started", reason=str(error))
 
     async def close(self) -> None:

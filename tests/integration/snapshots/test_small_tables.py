@@ -19,7 +19,7 @@ from headrace.settings import Settings, SnapshotSettings, SnapshotSpark
 from headrace.snapshot_responder.chunk_permits import Throttle
 from headrace.snapshot_responder.drivers import Drivers
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.spark.driver_process import SparkTaskError
+from headrace.spark.driver_process import SparkTaskError, SparkUnusableError
 from headrace.spark.request import SnapshotRequest
 from headrace.testing.database import Database
 from tests.support.snapshot_source import make_table
@@ -146,6 +146,24 @@ async def test_spark_starts_when_the_setting_says_so(
         # After the copy, and not before: both would compete for the processors.
         await asyncio.sleep(0)
     assert asked.is_set() is (chosen is not SnapshotSpark.LARGE)
+
+
+async def test_a_spark_that_cannot_start_is_tried_once_in_the_background(
+    drivers: MakeDrivers, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = drivers(SnapshotSpark.AUTO)
+    tries = 0
+
+    async def refused() -> None:
+        nonlocal tries
+        tries += 1
+        raise SparkUnusableError("pyspark is not installed")
+
+    monkeypatch.setattr(made.spark, "started", refused)
+    for number in range(3):
+        await snapshot(made, client, f"snap-{number}").run()
+        await asyncio.sleep(0)
+    assert tries == 1
 
 
 def starting(asked: asyncio.Event) -> Callable[[], Coroutine[Any, Any, None]]:
