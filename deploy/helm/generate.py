@@ -40,7 +40,11 @@ _BOUNDS: dict[str, dict[str, Any]] = {
 }
 _SETTINGS = {
     "type": "object",
-    "propertyNames": {"pattern": "^(HEADRACE_[A-Z0-9_]+|NATS_[A-Z0-9_]+|PG[A-Z]+)$"},
+    "propertyNames": {
+        "pattern": "^(HEADRACE_[A-Z0-9_]+|NATS_[A-Z0-9_]+|PG[A-Z]+)$",
+        # Anyone who may read manifests could sign in with these: they come only from secrets.
+        "not": {"enum": ["HEADRACE_CONSOLE_TOKEN", "HEADRACE_CONSOLE_PROXY_SECRET"]},
+    },
     "additionalProperties": {"type": ["string", "number", "boolean"]},
 }
 _SLOT = {
@@ -103,6 +107,8 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "backup.jobs": {"type": "array", "items": _JOB},
     "sinks": {"type": "array", "items": _SINK},
     "audit.settings": _AUDIT_SETTINGS,
+    "console.proxies": _STRINGS,
+    "console.settings": _SETTINGS,
     "mirror.tables": _STRINGS,
     "networkPolicy.egressPorts": _PORTS,
     "tolerations": {"type": "array", "items": {"type": "object"}},

@@ -17,7 +17,8 @@ WHERE NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = name) \gexec
 
 -- wal-reader: the slot, and no rights on tables. It doesn't see data that the publication excludes.
 ALTER ROLE headrace_reader LOGIN REPLICATION NOINHERIT CONNECTION LIMIT 10 PASSWORD :'reader_password';
--- publisher, schema-publisher, archiver, audit-writer, telemetry: the catalog and the slot's state, which every role may read.
+-- publisher, schema-publisher, archiver, audit-writer, telemetry, console: the catalog and the slot's state, which every role
+-- may read.
 ALTER ROLE headrace_catalog LOGIN NOINHERIT CONNECTION LIMIT 20 PASSWORD :'catalog_password';
 -- snapshot-responder and its tasks, lake-writer: a temporary slot for the exact LSN, and SELECT on tables that may be copied.
 ALTER ROLE headrace_snapshot LOGIN REPLICATION CONNECTION LIMIT 50 PASSWORD :'snapshot_password';

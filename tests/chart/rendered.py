@@ -57,3 +57,20 @@ def with_values(*pairs: str) -> subprocess.CompletedProcess[str]:
 
 def container_of(values: Path, name: str) -> dict[str, Any]:
     return next(container for full, _, container in pods(values) if full == f"headrace-{name}")
+
+
+def values_of(container: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+
+
+def secrets_of(container: dict[str, Any]) -> dict[str, str]:
+    """The secret of each variable that is one."""
+    return {
+        entry["name"]: entry["valueFrom"]["secretKeyRef"]["name"]
+        for entry in container["env"]
+        if "valueFrom" in entry
+    }
+
+
+def of_name(kind: str, name: str, values: Path = CHART / "ci/everything.yaml") -> dict[str, Any]:
+    return next(m for m in of_kind(values, kind) if m["metadata"]["name"] == name)

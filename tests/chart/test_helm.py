@@ -28,8 +28,11 @@ from tests.chart.rendered import (
     container_of,
     helm,
     of_kind,
+    of_name,
     pods,
     rendered,
+    secrets_of,
+    values_of,
     with_values,
 )
 
@@ -59,7 +62,7 @@ def test_every_service_is_deployed_and_has_no_name_twice(values: Path) -> None:
     commands = [container["args"][0] for _, _, container in pods(values) if "args" in container]
     assert set(SUITE) <= set(commands) <= {*SERVICES, "init", "mirror", "sink", "backup", "restore"}
     enabled = yaml.safe_load(values.read_text())
-    for command, part in (("audit-writer", "audit"), ("mirror", "mirror")):
+    for command, part in (("audit-writer", "audit"), ("mirror", "mirror"), ("console", "console")):
         assert (command in commands) is enabled.get(part, {}).get("enabled", False), command
 
 
@@ -154,10 +157,6 @@ def test_several_slots_are_suites_of_their_own() -> None:
     assert own == {"3"}
 
 
-def values_of(container: dict[str, Any]) -> dict[str, str]:
-    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-
-
 def test_of_several_slots_each_has_an_archive_and_a_trail_of_its_own() -> None:
     everything = CHART / "ci/everything.yaml"
     for slot, name in (("orders_slot", "orders-slot"), ("people", "people")):
@@ -179,15 +178,6 @@ def test_of_several_slots_each_has_an_archive_and_a_trail_of_its_own() -> None:
             "HEADRACE_EXCLUDE"
         ]
         assert set(told.exclude) == set(wanted.split(","))
-
-
-def secrets_of(container: dict[str, Any]) -> dict[str, str]:
-    """The secret of each variable that is one."""
-    return {
-        entry["name"]: entry["valueFrom"]["secretKeyRef"]["name"]
-        for entry in container["env"]
-        if "valueFrom" in entry
-    }
 
 
 def stores_of(container: dict[str, Any]) -> list[str]:
@@ -215,10 +205,6 @@ def test_a_lake_without_an_archive_is_refused() -> None:
     done = with_values("lake.url=s3://bucket/lake", "archive.url=")
     assert done.returncode != 0
     assert "lake.url needs archive.url" in done.stderr
-
-
-def of_name(kind: str, name: str, values: Path = CHART / "ci/everything.yaml") -> dict[str, Any]:
-    return next(m for m in of_kind(values, kind) if m["metadata"]["name"] == name)
 
 
 def test_of_several_slots_each_has_sql_servers_that_read_its_lake() -> None:
@@ -439,6 +425,7 @@ def test_a_standby_does_not_hold_up_an_upgrade() -> None:
         "backup.jobs[0].name=no-schedule",
         "sinks[0].name=without-toml",
         "sql.replica=2",
+        "console.token=written-here",
         "audit.schema=no-name",
         "mirror.to=sqlite:///copy.db",
         "nonsense=1",

@@ -167,7 +167,7 @@ name = {{ .name | quote }}
 {{- if gt (len .root.Values.slots) 1 }}{{ $table }}_{{ .slot.name }}{{ else }}{{ $table }}{{ end }}
 {{- end }}
 
-{{/* The audit-writer's environment, in addition to the suite's. */}}
+{{/* The trail's place and its hidden columns, for its writer and its readers, each with the role of its `auditSecret`. */}}
 {{- define "headrace.auditEnvironment" -}}
 {{- $audit := .root.Values.audit }}
 {{- with $audit.host }}
@@ -179,22 +179,60 @@ name = {{ .name | quote }}
 {{- with $audit.database }}
 - {name: DEST_DB_NAME, value: {{ . | quote }}}
 {{- end }}
-{{ include "headrace.secretPair" (dict "user" "DEST_DB_USER" "password" "DEST_DB_PASSWORD" "secret" $audit.secret) }}
+{{- with .auditSecret }}
+{{ include "headrace.secretPair" (dict "user" "DEST_DB_USER" "password" "DEST_DB_PASSWORD" "secret" .) }}
+{{- end }}
 - {name: HEADRACE_AUDIT_SCHEMA, value: {{ $audit.schema | quote }}}
 - {name: HEADRACE_AUDIT_TABLE, value: {{ include "headrace.auditTable" . | quote }}}
-{{- with $audit.tokenSecret }}
+{{- if and (eq .component "audit-writer") $audit.tokenSecret }}
 - name: HEADRACE_AUDIT_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
+  valueFrom: {secretKeyRef: {name: {{ $audit.tokenSecret | quote }}, key: token}}
 {{- end }}
 {{- range $name, $value := $audit.settings }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end }}
 
+{{/* The console's environment, in addition to the suite's. */}}
+{{- define "headrace.consoleEnvironment" -}}
+{{- $console := .root.Values.console }}
+- {name: HEADRACE_CONSOLE_TELEMETRY_URL, value: "http://{{ include "headrace.suite" . }}-telemetry:9090"}
+{{- with $console.tokenSecret }}
+- name: HEADRACE_CONSOLE_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
+{{- end }}
+{{- if $console.accessSecret }}
+- {name: HEADRACE_CONSOLE_ACCESS_FILE, value: /etc/headrace/console/access.toml}
+{{- end }}
+{{- with $console.proxies }}
+- {name: HEADRACE_CONSOLE_PROXIES, value: {{ join "," . | quote }}}
+- name: HEADRACE_CONSOLE_PROXY_SECRET
+  valueFrom: {secretKeyRef: {name: {{ $console.proxySecret | quote }}, key: secret}}
+{{- end }}
+{{- /* Also without a role for the trail: a column that is hidden there is hidden everywhere. */}}
+{{- if .root.Values.audit.enabled }}
+{{ include "headrace.auditEnvironment" (merge (dict "auditSecret" $console.auditSecret) .) | trim }}
+{{- if $console.auditSecret }}
+- {name: HEADRACE_AUDIT, value: "true"}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $console.settings }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* Values with which the console would not start, or would show less than they say. */}}
+{{- define "headrace.checkConsole" -}}
+{{- $console := .Values.console }}
+{{- if not (or $console.tokenSecret $console.accessSecret) }}{{ fail "console.enabled needs console.tokenSecret or console.accessSecret: without either, nobody could sign in" }}{{ end }}
+{{- if and $console.proxies (not (and $console.accessSecret $console.proxySecret)) }}{{ fail "console.proxies needs console.accessSecret, which has the users, and console.proxySecret, which proves that a proxy names them" }}{{ end }}
+{{- if and $console.auditSecret (not .Values.audit.enabled) }}{{ fail "console.auditSecret needs audit.enabled: there is no audit trail" }}{{ end }}
+{{- end }}
+
 {{/* The values of one service. */}}
 {{- define "headrace.given" -}}
 {{- $values := .root.Values -}}
-{{- $optional := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) "lake-writer" $values.lake "sql-server" $values.sql "wal-archiver" $values.backup -}}
+{{- $optional := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) "console" $values.console "lake-writer" $values.lake "sql-server" $values.sql "wal-archiver" $values.backup -}}
 {{- $sink := dict "replicas" 1 "resources" (dict "requests" (dict "cpu" "50m" "memory" "96Mi") "limits" (dict "memory" "512Mi")) -}}
 {{- range $values.sinks }}{{ $_ := set $optional (printf "sink-%s" .name) (merge (pick . "resources") $sink) }}{{ end -}}
 {{- index (merge (dict) $optional $values.services) .name | toYaml }}
@@ -280,6 +318,10 @@ lake-writer: {port: 9097, variant: -lake, postgres: {{ $values.postgres.secrets.
 {{- end }}
 {{- if $values.audit.enabled }}
 audit-writer: {port: 9096, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
+{{- end }}
+{{- if $values.console.enabled }}
+{{- include "headrace.checkConsole" .root }}
+console: {port: 9087, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
 {{- end }}
 {{- if $values.sql.enabled }}
 {{- if not $values.lake.url }}{{ fail "sql.enabled needs lake.url: the SQL server reads the lake" }}{{ end }}
