@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from headrace.consumer import Transaction, Watermark
-from headrace.sinks.port import SEEN, Promise, Sink, SinkOptions
+from headrace.sinks.port import SEEN, Promise, Sink, SinkAwayError, SinkOptions
 from headrace.sinks.routing import Record, RoutedTransaction
 from headrace.testing.sinks.records import FIRST_LSN, MARK, STEP, Change, Maker, changes, inserts
 
 # Of the records that an error names.
 SHOWN = 20
+# How long a target may be away, or not show what it has confirmed, after its start.
+AWAY_S = 60.0
+AGAIN_S = 0.3
 
 MakeSink = Callable[[], Sink]
 # The IDs of all records that readers see, in the readers' order.
@@ -134,6 +138,17 @@ class Kit:
             return list(dict.fromkeys(ours))
         return ours
 
+    async def shows(self, wanted: list[str]) -> bool:
+        """Whether readers see exactly these, at the latest some time after the target's start: a
+        broker may still end transactions that it has confirmed.
+        """
+        deadline = time.monotonic() + AWAY_S
+        while await self.visible() != wanted:
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(AGAIN_S)
+        return True
+
     async def expect(self, claim: str) -> None:
         """Raise unless readers see exactly what was committed, in order."""
         found = await self.visible()
@@ -166,11 +181,22 @@ class Kit:
 
 @contextlib.asynccontextmanager
 async def opened(make: MakeSink) -> AsyncIterator[tuple[Sink, dict[str, Watermark]]]:
-    """A session's sink, and the marks that it starts with."""
-    sink = make()
-    try:
-        marks = dict(await sink.open())
-        yield sink, marks
-    finally:
-        with contextlib.suppress(Exception):
-            await sink.close()
+    """A session's sink, and the marks that it starts with. As the frame does, it tries again while
+    the target is away: a server may need some time after its start.
+    """
+    deadline = time.monotonic() + AWAY_S
+    while True:
+        sink = make()
+        try:
+            try:
+                marks = dict(await sink.open())
+            except SinkAwayError:
+                if time.monotonic() >= deadline:
+                    raise
+            else:
+                yield sink, marks
+                return
+        finally:
+            with contextlib.suppress(Exception):
+                await sink.close()
+        await asyncio.sleep(AGAIN_S)
