@@ -123,11 +123,23 @@ def check_compose(words: list[str], shell: Shell) -> list[str]:
     }
     assert set(options(words, "--profile")) <= profiles
     assert all((shell.folder / file).exists() for file in options(words, "-f"))
-    at = next(index for index, word in enumerate(words) if word in {"up", "exec", "logs", "down"})
+    at = next(
+        index for index, word in enumerate(words) if word in {"up", "exec", "run", "logs", "down"}
+    )
     rest = words[at + 1 :]
+    if words[at] == "run":
+        assert rest[:1] == ["--rm"]
+        assert rest[1] in known
+        return []
     if words[at] == "exec":
         service, program, *arguments = rest
         assert service in known
+        if program == "/usr/bin/python3":
+            assert arguments[:2] == ["-m", "headrace.cli"]
+            return []
+        if program == "sh":
+            assert "/headrace/roles.sql" in arguments[-1]
+            return []
         assert program == "psql"
         assert arguments[:3] == ["-U", "postgres", known["postgres"].environment["POSTGRES_DB"]]
         return list(options(arguments, "-c"))
@@ -196,7 +208,9 @@ async def test_every_command_of_the_page_on_kubernetes_works_or_names_what_the_c
     session = await asyncpg.connect(shell.server.dsn())
     await session.execute("CREATE DATABASE app")
     await session.close()
-    values, slots = blocks("docs/deploy-kubernetes.md", "yaml")
+    values, slots, *sections = blocks("docs/deploy-kubernetes.md", "yaml")
+    # The reader's own.
+    (shell.folder / "ann.password").write_text("a password")
     (shell.folder / "values.yaml").write_text(values)
     rendered = ""
     for commands in blocks("docs/deploy-kubernetes.md", "sh"):
@@ -246,9 +260,10 @@ async def test_every_command_of_the_page_on_kubernetes_works_or_names_what_the_c
         u for u in users if not u.startswith("headrace_") and f"{{user: {u}," not in shipped
     ] == []
 
-    (shell.folder / "more.yaml").write_text(slots)
     assert len(yaml.safe_load(slots)["slots"]) > 1
-    shell.run("helm template headrace deploy/helm/headrace -f values.yaml -f more.yaml")
+    for section in (slots, *sections):
+        (shell.folder / "more.yaml").write_text(section)
+        shell.run("helm template headrace deploy/helm/headrace -f values.yaml -f more.yaml")
 
 
 @needs_helm
