@@ -215,7 +215,12 @@ class KafkaSink:
 
     def _flush(self) -> None:
         """Wait until the brokers have every record."""
-        left = self._begun.flush(TIMEOUT_S)
+        try:
+            left = self._begun.flush(TIMEOUT_S)
+        except SystemError:
+            # The client has met a fatal error, such as a newer producer of this name, and lost its
+            # exception. The transaction's commit raises it: it confirms nothing that failed.
+            left = 0
         if self._failed:
             raise self._failure()
         if left:

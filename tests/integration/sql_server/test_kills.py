@@ -121,7 +121,7 @@ def test_no_cut_is_lost_and_none_is_mixed_when_processes_are_killed(tmp_path: Pa
         assert readers.wrong == []
         assert all(readers.read)
         lsn = f"0/{made.lsn:X}"
-        assert server.rows("SELECT headrace.wait_for(%s::pg_lsn, '1 min') = %s::pg_lsn", [lsn, lsn])
+        assert server.rows("SELECT headrace.wait_for(%s::pg_lsn, '4 min') = %s::pg_lsn", [lsn, lsn])
         assert server.rows("SELECT note FROM numbers WHERE id = 1") == [(str(amount),)]
         assert server.rows("SELECT max(note || cbrt(8)) FROM numbers WHERE id = 1") == [
             (f"{amount}2",)
