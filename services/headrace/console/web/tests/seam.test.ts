@@ -8,10 +8,16 @@ const turn = () => new Promise((resolve) => setTimeout(resolve, 0));
 
 class World {
   readonly seen: string[] = [];
-  readonly window = { take: (each: LiveEvents) => void this.seen.push(`frame ${each.last_sequence}`) };
+  /** How far an unbounded search counts. */
+  reach = 0n;
+  readonly window = {
+    newestSequence: 0n,
+    take: (each: LiveEvents) => void this.seen.push(`frame ${each.last_sequence}`),
+  };
   readonly seam = new Seam(this.window, async (upTo) => {
     await turn();
     this.seen.push(`search ${upTo ?? "all"}`);
+    this.window.newestSequence = upTo ?? this.reach;
   });
 
   async rest(): Promise<void> {
@@ -41,5 +47,17 @@ test("each connection has a place of its own, and no frame of the one before", a
   seam.take(frame(30));
   await rest();
   seam.end();
-  assert.deepEqual(seen, ["search all", "search 10", "search all", "search 25", "frame 30"]);
+  assert.deepEqual(seen, ["search all", "search all", "search 25", "frame 30"]);
+});
+
+test("frames of events that an unbounded search has counted count nothing again", async () => {
+  const world = new World();
+  const { seen, seam } = world;
+  world.reach = 25n;
+  seam.begin();
+  // Before the search is over: it is known only then how far it counted.
+  for (const last of [10, 20, 30, 40]) seam.take(frame(last));
+  await world.rest();
+  seam.end();
+  assert.deepEqual(seen, ["search all", "search 30", "frame 40"]);
 });

@@ -44,6 +44,11 @@ export class EventWindow {
     if (newest && BigInt(newest.sequence) > this.#newest) this.#newest = BigInt(newest.sequence);
   }
 
+  /** The sequence up to which everything that matches is listed and counted. */
+  get newestSequence(): bigint {
+    return this.#newest;
+  }
+
   get newestPosition(): string | null {
     const newest = this.#waiting.newest(0) ?? this.at(0);
     return newest?.position ?? null;

@@ -12,11 +12,15 @@ export class Seam {
   #waiting: LiveEvents[] = [];
   #searches = 0;
   #marked = false;
+  /** Searches without an end, and the frames that came meanwhile: how far such a search counts is
+   * known when it is over. */
+  #unbounded = 0;
+  #early: LiveEvents[] = [];
   #timer: ReturnType<typeof setTimeout> | undefined;
   #last: Promise<void> = Promise.resolve();
 
   constructor(
-    readonly window: Pick<EventWindow, "take">,
+    readonly window: Pick<EventWindow, "take" | "newestSequence">,
     /** List what is stored, up to this sequence if there is one. */
     readonly search: (upTo: bigint | null) => Promise<void>,
   ) {}
@@ -24,6 +28,7 @@ export class Seam {
   begin(): void {
     this.#marked = false;
     this.#waiting = [];
+    this.#early = [];
     this.#run(null);
     // Without a live frame, what the server missed at its beginning would stay unlisted.
     clearTimeout(this.#timer);
@@ -31,7 +36,13 @@ export class Seam {
   }
 
   take(frame: LiveEvents): void {
+    if (this.#unbounded > 0) {
+      this.#early.push(frame);
+      return;
+    }
     if (!this.#marked) {
+      // The search has counted later events already, which the next frames contain too.
+      if (BigInt(frame.last_sequence) < this.window.newestSequence) return;
       this.#marked = true;
       clearTimeout(this.#timer);
       this.#run(BigInt(frame.last_sequence));
@@ -44,16 +55,27 @@ export class Seam {
   end(): void {
     clearTimeout(this.#timer);
     this.#waiting = [];
+    this.#early = [];
     this.#marked = true;
   }
 
   #run(upTo: bigint | null): void {
+    const unbounded = Number(upTo === null);
     this.#searches += 1;
+    this.#unbounded += unbounded;
     const search = () => this.search(upTo);
     this.#last = this.#last.then(search).finally(() => {
       this.#searches -= 1;
+      this.#unbounded -= unbounded;
+      if (this.#unbounded === 0) this.#takeEarly();
       if (this.#searches === 0) this.#list();
     });
+  }
+
+  #takeEarly(): void {
+    const frames = this.#early;
+    this.#early = [];
+    for (const frame of frames) this.take(frame);
   }
 
   #list(): void {
