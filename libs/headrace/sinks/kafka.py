@@ -219,8 +219,9 @@ class KafkaSink:
             left = self._begun.flush(TIMEOUT_S)
         except SystemError:
             # The client has met a fatal error, such as a newer producer of this name, and lost its
-            # exception. The transaction's commit raises it: it confirms nothing that failed.
-            left = 0
+            # exception. The next call raises it, at the latest the commit, which confirms nothing
+            # that failed.
+            return
         if self._failed:
             raise self._failure()
         if left:
