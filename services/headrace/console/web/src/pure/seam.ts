@@ -37,6 +37,7 @@ export class Seam {
 
   take(frame: LiveEvents): void {
     if (this.#unbounded > 0) {
+      clearTimeout(this.#timer);
       this.#early.push(frame);
       return;
     }
