@@ -174,11 +174,13 @@ class AuditAnswers:
             raise invalid("reverts are previews only", "Send dry_run: true, and run the SQL.")
         if not caller_of(request).sees_everything:
             raise _no_right("all tables")
-        if self._settings.console.redact:
+        # The command reads the rows themselves, which have values that the trail does not.
+        if self._settings.console.redact or self._audit.redact:
             raise ProblemError(
                 403,
                 "values",
-                "The SQL would have values of columns in HEADRACE_CONSOLE_REDACT.",
+                "The SQL could have values of columns in HEADRACE_CONSOLE_REDACT or "
+                "HEADRACE_AUDIT_REDACT.",
                 "Use headrace audit revert on the command line.",
             )
         arguments = ["audit", "revert", *await self._chosen(body)]
