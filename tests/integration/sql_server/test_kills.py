@@ -15,7 +15,8 @@ import psycopg
 
 from tests.support.sql_front import SqlServer, sql_server
 
-KILLS = int(os.environ.get("SQL_KILLS", "6"))
+# Of the front; from the second on also of the private PostgreSQL and of its processes.
+KILLS = int(os.environ.get("SQL_KILLS", "1"))
 SEED = int(os.environ.get("SQL_SEED", "1"))
 TOTAL = 1000
 # The first runs in DuckDB, the second in the private PostgreSQL.
