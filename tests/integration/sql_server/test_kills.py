@@ -15,7 +15,8 @@ import psycopg
 
 from tests.support.sql_front import SqlServer, sql_server
 
-# Of the front; from the second on also of the private PostgreSQL and of its processes.
+# The first kill is of the front. Later ones are of the private PostgreSQL and of its processes, after
+# which the server may not show the last cut again: SQL_KILLS=6 fails.
 KILLS = int(os.environ.get("SQL_KILLS", "1"))
 SEED = int(os.environ.get("SQL_SEED", "1"))
 TOTAL = 1000
