@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
@@ -39,6 +40,15 @@ settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any-machine")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def roots_clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As root, a cluster in pytest's folders is a link to one elsewhere, which nobody else removes."""
+    yield
+    for link in tmp_path_factory.getbasetemp().rglob("pgdata"):
+        if link.is_symlink():
+            shutil.rmtree(link.resolve().parent, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,10 +9,10 @@ folder that `nobody` can't reach then only contains a link to the cluster.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import signal
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -250,21 +250,20 @@ class EmbeddedPostgres(EmbeddedServer):
         assert self._account is not None
         if self._account.reaches(self.folder / "pgdata"):
             return
-        # Named by the folder's path, so that the same folder finds the same cluster again.
-        elsewhere = (
-            _ROOTS_CLUSTERS / hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
-        )
         try:
-            elsewhere.mkdir(parents=True, exist_ok=True)
-            # Despite root's umask: `nobody` has to traverse both.
+            _ROOTS_CLUSTERS.mkdir(parents=True, exist_ok=True)
+            # Not named by the folder's path: a folder that is made again where another was moved
+            # or removed must not get the other's cluster.
+            elsewhere = Path(tempfile.mkdtemp(dir=_ROOTS_CLUSTERS))
+            # `nobody` has to traverse both, despite root's umask.
             for folder in (_ROOTS_CLUSTERS, elsewhere):
                 folder.chmod(0o755)
             (self.folder / "pgdata").symlink_to(elsewhere / "pgdata")
         except OSError as error:
             raise HeadraceError(
                 (
-                    f"PostgreSQL runs as 'nobody', who can't reach {self.folder}, and {elsewhere} "
-                    f"can't be used: {error}"
+                    f"PostgreSQL runs as 'nobody', who can't reach {self.folder}, and "
+                    f"{_ROOTS_CLUSTERS} can't be used: {error}"
                 ),
                 remedy=(
                     "Name a folder whose parents every user can enter, or run as an ordinary user."

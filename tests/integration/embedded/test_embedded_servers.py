@@ -66,6 +66,25 @@ async def test_a_second_start_on_a_served_cluster_names_the_pid_and_port_that_se
     assert server.running
 
 
+async def test_a_folder_made_where_another_was_moved_away_gets_a_cluster_of_its_own(
+    tmp_path: Path,
+) -> None:
+    folder, moved = tmp_path / "server", tmp_path / "moved"
+    first = EmbeddedPostgres(folder, settings=POSTGRES_TEST_SETTINGS, password="first")
+    await first.start()
+    await first.stop()
+    folder.rename(moved)
+    second = EmbeddedPostgres(folder, settings=POSTGRES_TEST_SETTINGS, password="second")
+    await second.start()
+    await second.stop()
+    again = EmbeddedPostgres(moved, settings=POSTGRES_TEST_SETTINGS, password="first")
+    try:
+        await again.start()
+        assert again.pgdata != second.pgdata
+    finally:
+        await again.stop()
+
+
 async def test_what_jetstream_acknowledged_survives_kill_9_on_the_same_port(
     own_nats: OwnNats,
 ) -> None:
