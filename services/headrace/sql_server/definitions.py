@@ -97,7 +97,6 @@ class Definitions:
     def publish(self, cut: Cut) -> None:
         """Show a cut's LSN to `headrace.lsn()` and `headrace.wait_for()`, once it can be read."""
         with self._server.connect() as connection:
-            connection.execute("SET synchronous_commit = off")
             connection.execute(
                 f"INSERT INTO {GUARD}.cut (number, lsn) VALUES (%s, %s) ON CONFLICT (one) DO "
                 "UPDATE SET number = excluded.number, lsn = excluded.lsn",

@@ -97,6 +97,9 @@ class Front:
         self._stats.set("sql_connections", len(self._tasks))
         try:
             await self._serve(reader, writer)
+        except asyncio.CancelledError:
+            # Only `close` cancels, and asyncio would report the session as failed.
+            return
         except OSError:
             # A client may leave at any moment, fail to encrypt, or be too slow at its login.
             return

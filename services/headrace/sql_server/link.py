@@ -68,6 +68,9 @@ class Link:
 
     def write(self, data: bytes) -> None:
         """Send bytes with the next `flush`, or earlier."""
+        # uvloop's transports raise a RuntimeError when they are closed.
+        if self._writer.is_closing():
+            raise ClosedError("the connection is closed")
         self._writer.write(data)
 
     async def flush(self) -> None:

@@ -68,10 +68,14 @@ _PREPARE: Final = (
     "CREATE SERVER IF NOT EXISTS headrace FOREIGN DATA WRAPPER headrace",
     f"""CREATE TABLE IF NOT EXISTS {GUARD}.tables (
     relid oid PRIMARY KEY, source_relation bigint NOT NULL, columns jsonb NOT NULL)""",
-    # Not logged: it says nothing that the lake doesn't.
-    f"""CREATE UNLOGGED TABLE IF NOT EXISTS {GUARD}.cut (
+    f"""CREATE TABLE IF NOT EXISTS {GUARD}.cut (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), number bigint NOT NULL, lsn pg_lsn NOT NULL)
     WITH (fillfactor = 10)""",
+    # An earlier version made it unlogged, and a crash empties such a table. Only then: the lock
+    # waits for clients that wait for a cut.
+    f"""DO $$ BEGIN IF (SELECT relpersistence = 'u' FROM pg_class
+        WHERE oid = '{GUARD}.cut'::regclass)
+    THEN ALTER TABLE {GUARD}.cut SET LOGGED; END IF; END $$""",
     "CREATE SCHEMA IF NOT EXISTS headrace",
     "GRANT USAGE ON SCHEMA headrace TO PUBLIC",
     """CREATE OR REPLACE FUNCTION headrace.unreadable() RETURNS integer LANGUAGE plpgsql VOLATILE

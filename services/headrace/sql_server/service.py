@@ -20,6 +20,7 @@ from headrace import log as logs
 from headrace.bus.participation import take_part
 from headrace.errors import HeadraceError, describe
 from headrace.jetstream.connection import CONNECT_RETRY_S, CONNECT_RETRY_S_MAX, connect_once
+from headrace.lake.catalog import Cut
 from headrace.lake.files import LakeFiles
 from headrace.lake.opening import check_place, open_catalog
 from headrace.process.health import application, serving
@@ -165,6 +166,8 @@ class Cuts:
         self._copies = copies
         self._definitions = definitions
         self._server = server
+        # The cut whose LSN `headrace.lsn()` returns, if this process has shown one.
+        self._published: Cut | None = None
 
     async def follow(self) -> None:
         """Take each cut, until the service stops."""
@@ -184,15 +187,17 @@ class Cuts:
             # Its sessions have ended; definitions and users are in its folder.
             await asyncio.to_thread(self._server.start)
         started = time.monotonic()
-        cut = await asyncio.to_thread(self._copies.advance)
+        await asyncio.to_thread(self._copies.advance)
         stats = self._scope.health.stats
-        if cut is not None:
-            await asyncio.to_thread(self._definitions.publish, cut)
+        shown = self._copies.cut
+        # Also one that could not be published when it was taken.
+        if shown is not None and shown is not self._published:
+            await asyncio.to_thread(self._definitions.publish, shown)
+            self._published = shown
             stats.observe("sql_cut_seconds", time.monotonic() - started)
             stats.count("sql_cuts")
-            stats.set("sql_lsn", cut.lsn)
-            log.info("cut_shown", cut=cut.number, tables=len(cut.tables))
-        shown = self._copies.cut
+            stats.set("sql_lsn", shown.lsn)
+            log.info("cut_shown", cut=shown.number, tables=len(shown.tables))
         if shown is None:
             # There is nothing to read, and clients learn that: no table exists.
             self._scope.health.warnings["cut"] = "the lake has no cut yet"

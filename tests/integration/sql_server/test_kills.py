@@ -15,9 +15,7 @@ import psycopg
 
 from tests.support.sql_front import SqlServer, sql_server
 
-# The first kill is of the front. Later ones are of the private PostgreSQL and of its processes, after
-# which the server may not show the last cut again: SQL_KILLS=6 fails.
-KILLS = int(os.environ.get("SQL_KILLS", "1"))
+KILLS = int(os.environ.get("SQL_KILLS", "6"))
 SEED = int(os.environ.get("SQL_SEED", "1"))
 TOTAL = 1000
 # The first runs in DuckDB, the second in the private PostgreSQL.
