@@ -24,12 +24,8 @@ STYLE_BYTES_MAX = 15_000
 @pytest.fixture(scope="module")
 def web() -> Path:
     """The sources, with what builds them."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip("Node.js with npm is not installed")
-    installed = WEB / "node_modules" / ".package-lock.json"
-    lock = WEB / "package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        npm(WEB, "ci", "--no-audit", "--no-fund")
+    if shutil.which("npm") is None or not (WEB / "node_modules").exists():
+        pytest.skip("the console's npm packages are not installed: tests/tools installs them")
     return WEB
 
 
