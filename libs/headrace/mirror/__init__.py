@@ -34,6 +34,7 @@ from headrace.mirror.target import (
     UpdateRow,
     opened,
 )
+from headrace.mirror.visible import NotVisibleError, wait_for
 
 __all__ = [
     "AlterTable",
@@ -45,6 +46,7 @@ __all__ = [
     "Filled",
     "InsertRows",
     "Mirror",
+    "NotVisibleError",
     "ReadableTarget",
     "RowMissingError",
     "Step",
@@ -59,4 +61,5 @@ __all__ = [
     "TruncateTable",
     "UpdateRow",
     "opened",
+    "wait_for",
 ]

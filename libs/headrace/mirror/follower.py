@@ -24,7 +24,7 @@ from headrace.mirror.ahead import Ahead
 from headrace.mirror.assembly import is_outside
 from headrace.mirror.bootstrap import Streams
 from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
-from headrace.mirror.mirror_state import SEEN, Book
+from headrace.mirror.mirror_state import SEEN, Book, settled
 from headrace.mirror.reach import READ_S, Reach
 from headrace.mirror.scope import EVERYTHING, MirrorScope
 from headrace.mirror.session import (
@@ -35,7 +35,7 @@ from headrace.mirror.session import (
     TornError,
     refusals,
 )
-from headrace.mirror.table import Marks, Phase, TableState
+from headrace.mirror.table import Phase, TableState
 from headrace.mirror.target import (
     CommitRefusedError,
     RowMissingError,
@@ -63,6 +63,8 @@ LOADED_LOOK_S = 0.1
 # How often an idle mirror stores how far it has seen the stream. After a restart it reads again
 # from there, and retention must not overtake what it has seen.
 KEEP_SEEN_S = 5.0
+# The same for how far readers see everything, which `wait_for` waits for.
+KEEP_VISIBLE_S = 0.5
 
 
 class Follower:
@@ -241,6 +243,8 @@ class Follower:
             return self._session.look_s
         if waits:
             return LOADED_LOOK_S
+        if self._book.lags:
+            return min(IDLE_S, self._session.reach.look_s)
         return IDLE_S
 
     async def _look_ahead(self, given_seq: int) -> None:
@@ -388,8 +392,10 @@ class Follower:
             and not self._session.writing
             and not await self._to_show(consumer)
         )
-        if idle and (
-            time.monotonic() - self._kept_at < KEEP_SEEN_S or seen_seq <= self._book.seen_seq
+        if (
+            idle
+            and (time.monotonic() - self._kept_at < KEEP_SEEN_S or seen_seq <= self._book.seen_seq)
+            and not (first is None and await self._sees_more(seen_seq))
         ):
             return
         events = self._session.ready
@@ -407,7 +413,7 @@ class Follower:
             await self._show(state)
         self._session.large_bytes = 0
         self._book.keep_lanes(
-            self._settled({**self._session.lanes, SEEN: Watermark(stream_seq=seen_seq)})
+            settled({**self._session.lanes, SEEN: Watermark(stream_seq=seen_seq)})
         )
         await self._commit()
         self._session.writing = False
@@ -416,6 +422,16 @@ class Follower:
         self._stats.set("mirror_stream_seq", seen_seq)
         if events:
             self._stats.set("mirror_lsn", max(event.position.lsn for event in events))
+
+    async def _sees_more(self, seen_seq: int) -> bool:
+        """Whether readers see everything up to a later LSN than the target says, because the
+        source has nothing else for them.
+        """
+        news = False
+        for source in self._book.sources:
+            lsn = await self._session.reach.complete(source, seen_seq)
+            news = self._book.complete_to(source, lsn) or news
+        return news and time.monotonic() - self._kept_at >= KEEP_VISIBLE_S
 
     async def _commit(self) -> None:
         """Commit; a deferred constraint refuses its table only here."""
@@ -462,18 +478,6 @@ class Follower:
             return True
         seen_seq = max(consumer.seen_seq, self._session.ahead.at)
         return await self._session.reach.is_behind(run.source, run.lsn, seen_seq)
-
-    @staticmethod
-    def _settled(lanes: Marks) -> Marks:
-        """Drop the lanes that an earlier version kept for each table of arrays, if their source is
-        past them.
-        """
-        return {
-            lane: mark
-            for lane, mark in lanes.items()
-            if "/" not in lane
-            or mark.position > lanes.get(lane.split("/")[0], Watermark()).position
-        }
 
     async def _drop_lanes(self) -> None:
         """Positions of a source whose log was replaced would skip new changes."""

@@ -30,6 +30,7 @@ from headrace.mirror.target import (
     Target,
     TargetError,
 )
+from headrace.mirror.visible import VISIBLE, visible_in, visible_of
 from headrace.process.failpoint import failpoint
 from headrace.timing.waits import heed_cancellation
 
@@ -98,6 +99,17 @@ def lanes_of(marks: Mapping[str, str]) -> Marks:
     }
 
 
+def settled(lanes: Marks) -> Marks:
+    """Drop the lanes that an earlier version kept for each table of arrays, if their source is past
+    them.
+    """
+    return {
+        lane: mark
+        for lane, mark in lanes.items()
+        if "/" not in lane or mark.position > lanes.get(lane.split("/")[0], Watermark()).position
+    }
+
+
 def tables_of(marks: Mapping[str, str]) -> dict[str, TableState]:
     """The tables among a target's marks, by token."""
     states = [TableState.decode(text) for key, text in marks.items() if key.startswith(TABLE)]
@@ -147,6 +159,10 @@ class Book:
         self._told: dict[str, int] = {}
         # Changes of the state that the next commit stores, by key; None removes a key.
         self._changed: dict[str, str | None] = {}
+        # By source, how far readers see everything: as stored, and as the follower knows from the
+        # publisher's progress.
+        self._visible: dict[str, int] = {}
+        self._complete: dict[str, int] = {}
         # The rows of the table that names older tables; None if there is none.
         self._stale: list[list[str]] | None = None
 
@@ -182,6 +198,7 @@ class Book:
             self._stale = None
         self.lanes, self.tables = lanes_of(marks), tables_of(marks)
         self._next_lanes = self.lanes
+        self._visible, self._complete = visible_of(marks), {}
         self._sort()
         # A new target gets an identity with its first commit; a rollback before that keeps the
         # chosen one.
@@ -361,6 +378,32 @@ class Book:
                     state.schema, state.name, state.why if state.live is None else "fallen behind"
                 )
 
+    @property
+    def sources(self) -> frozenset[str]:
+        """The sources whose changes readers see."""
+        of_tables = {s.source for s in self.tables.values() if s.phase is Phase.FOLLOWING}
+        of_lanes = {lane for lane in self.lanes if "/" not in lane}
+        return frozenset(of_tables | of_lanes) - {""}
+
+    @property
+    def lags(self) -> bool:
+        """Whether it is unknown that the last transaction was its source's last one."""
+        return any(
+            self._complete.get(source, 0) <= self.lanes.get(source, Watermark()).position.lsn
+            for source in self.sources
+        )
+
+    def complete_to(self, source: str, lsn: int) -> bool:
+        """Note that everything of a source before this LSN is applied; whether the next commit
+        would store more than the last one.
+        """
+        self._complete[source] = max(lsn, self._complete.get(source, 0))
+        return self._visible_now() != self._visible
+
+    def _visible_now(self) -> dict[str, int]:
+        states = self.tables.values()
+        return visible_in(self._next_lanes, states, self._complete, self._visible, fresh=self.fresh)
+
     def _stale_steps(self) -> list[Step]:
         """Name the tables that may be older than the others; only changes are written."""
         if not self.fresh:
@@ -405,6 +448,9 @@ class Book:
     async def commit(self) -> None:
         """Call only while holding the lock."""
         await self.write(self._stale_steps())
+        if (visible := self._visible_now()) != self._visible:
+            self._visible = visible
+            self._changed[VISIBLE] = json.dumps(visible)
         changed = self._changed
         self._changed = {}
         failpoint("mirror.before_commit")

@@ -19,6 +19,7 @@ from psycopg.pq import TransactionStatus
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.mirror import target
 from headrace.mirror.postgres_values import text_of, type_in
+from headrace.mirror.postgres_wait_for import ensure_wait_for
 from headrace.mirror.table import Column, Table
 from headrace.postgres.quoting import escape_literal, quote_name, quote_table
 
@@ -70,6 +71,7 @@ class PostgresTarget:
             )
             await connection.commit()
             await self._take_over(connection)
+            await ensure_wait_for(connection, SCHEMA)
             marks = await _marks(connection)
             await connection.commit()
             self._has_opened = True

@@ -33,23 +33,37 @@ class Reach:
     # By source: the LSN and the sequence up to which everything is in the stream.
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     _looked_at: dict[str, float] = field(default_factory=dict)
-    _look_s: float = LOOK_S
+    # How often the bucket is read.
+    look_s: float = LOOK_S
 
     async def is_behind(self, source: str, lsn: int, stream_seq: int) -> bool:
         """Whether everything that committed before the LSN is in the stream at or before this
         sequence.
         """
         known = self._known.get(source, (0, 0))
-        if known[0] < lsn and time.monotonic() - self._looked_at.get(source, 0.0) >= self._look_s:
+        if known[0] < lsn:
+            known = await self._newest(source)
+        return known[0] >= lsn and known[1] <= stream_seq
+
+    async def complete(self, source: str, stream_seq: int) -> int:
+        """The LSN before which everything is known to be in the stream up to this sequence."""
+        lsn, last_seq = await self._newest(source)
+        if last_seq > stream_seq:
+            return 0
+        return lsn
+
+    async def _newest(self, source: str) -> tuple[int, int]:
+        known = self._known.get(source, (0, 0))
+        if time.monotonic() - self._looked_at.get(source, 0.0) >= self.look_s:
             known = await self._read(source) or known
             self._known[source] = known
             self._looked_at[source] = time.monotonic()
-        return known[0] >= lsn and known[1] <= stream_seq
+        return known
 
     async def _read(self, source: str) -> tuple[int, int] | None:
         """The LSN that the publisher has confirmed, and its last message then."""
         subject = f"$KV.{self._bucket}.progress.{source}"
-        self._look_s = LOOK_S
+        self.look_s = LOOK_S
         try:
             # A direct get may be answered by a replica that is behind. An older progress is true as
             # well, only less far.
@@ -60,7 +74,7 @@ class Reach:
             # Nothing is stored yet.
             return None
         except (NatsError, OSError) as error:
-            self._look_s = LOOK_S_MAX
+            self.look_s = LOOK_S_MAX
             log.warning(
                 "progress_unread", source=source, error=type(error).__name__, permission=subject
             )

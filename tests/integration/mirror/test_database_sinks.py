@@ -82,7 +82,7 @@ async def test_a_copy_continues_after_kills_and_a_table_is_replaced_while_it_cha
     await world.source.execute(f"UPDATE {table} SET n = -n; {ROWS.format(table, 76, 80)}")
     async with sink_process(world.environment, config, name) as process:
         await copy.equals(world, table, COLUMNS)
-        # No process started it anew.
+        # No process started it again.
         assert log.read_text().count("event=bootstrap_loading") == 1
         # Every row changes without an event, so the table is copied again, while it changes.
         await world.source.execute(f"ALTER TABLE {table} ALTER n TYPE bigint USING n * 1000")

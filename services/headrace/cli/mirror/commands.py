@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.outcome import fail
+from headrace.cli.outcome import fail, finish
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
@@ -105,3 +105,22 @@ def verify(
     except HeadraceError as error:
         fail(error)
     raise typer.Exit(code)
+
+
+@app.command("wait-for", rich_help_panel=_PANEL)
+def wait_for(
+    lsn: Annotated[
+        str, typer.Argument(metavar="LSN", help="SELECT pg_current_wal_lsn() after your COMMIT.")
+    ],
+    to: To,
+    timeout: Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait.")] = 10,
+    source: Annotated[
+        str, typer.Option("--source", help="The slot, if the mirror has several sources.")
+    ] = "",
+) -> None:
+    """Wait until readers of a mirror see everything that committed before an LSN. Exits with 1 if
+    they don't in time.
+    """
+    from headrace.cli.mirror import wait_for as command
+
+    finish(lambda: command.run(lsn, to, timeout_s=timeout, source=source))
