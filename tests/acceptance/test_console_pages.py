@@ -69,7 +69,7 @@ class World:
         await self.line.suite.start(
             "console",
             HEADRACE_HTTP_PORT=str(self.port),
-            HEADRACE_CONSOLE_TELEMETRY_URL=f"http://127.0.0.1:{self.telemetry}",
+            HEADRACE_TELEMETRY_URL=f"http://127.0.0.1:{self.telemetry}",
         )
 
 

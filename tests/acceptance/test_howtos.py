@@ -84,7 +84,7 @@ async def test_every_recipe_works_as_it_is_written(
     }
     await run("headrace init", environment)
     port = str(free_port())
-    environment["HEADRACE_HTTP_PORT"] = port
+    environment["HEADRACE_TELEMETRY_URL"] = f"http://127.0.0.1:{port}"
     ran = []
     async with Suite({**environment, "HEADRACE_HTTP_PORT": "0"}, tmp_path, services=()) as suite:
         for service in SERVICES:

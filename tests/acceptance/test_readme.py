@@ -40,6 +40,7 @@ SHOWN = {
     "headrace tail orders --from-start": r'INSERT +orders +id=1 what="a boat"',
     "headrace mirror --table orders --to sqlite:///local.db": r"event=ready",
     "headrace audit up": r"Audit page: http",
+    "headrace sink files": r"event=sink_follows",
 }
 # The output of a command that ends on its own.
 SAID = {
@@ -51,6 +52,10 @@ SAID = {
     "headrace tail --json --from-start --limit 3": r'"operation": "INSERT"',
     "headrace archive ls": r"\d",
     "headrace lake ls": r"headrace_demo",
+    "headrace sinks ls": r"files .*exactly once",
+    'psql "$SQL_URL" -c "SELECT count(*) FROM orders"': r"\n +1\n",
+    "headrace backup now": r"stored as",
+    'psql -c "SELECT * FROM orders_restored"': r"1 \| a boat",
     "headrace replay --into sqlite:///again.db": r"replayed",
 }
 

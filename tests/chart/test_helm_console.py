@@ -46,7 +46,7 @@ def test_each_suite_has_a_console_that_reads_it_with_its_own_user(slot: str, nam
     telemetry = of_name("Service", f"headrace-{name}-telemetry")
     host = telemetry["metadata"]["name"]
     assert telemetry["spec"]["ports"][0]["port"] == TELEMETRY.port
-    assert made.console.telemetry_url == f"http://{host}:{TELEMETRY.port}"
+    assert made.process.telemetry_url == f"http://{host}:{TELEMETRY.port}"
     secrets = secrets_of(container)
     assert secrets["NATS_BRIDGE_USER"] == "headrace-nats-console"
     assert secrets["POSTGRES_BRIDGE_USER"] == "headrace-postgres-catalog"

@@ -108,7 +108,7 @@ async def running_console(suite: Suite, **environment: str) -> AsyncIterator[Con
     await suite.start("telemetry", HEADRACE_HTTP_PORT=str(telemetry))
     given = {
         "HEADRACE_HTTP_PORT": str(port),
-        "HEADRACE_CONSOLE_TELEMETRY_URL": f"http://127.0.0.1:{telemetry}",
+        "HEADRACE_TELEMETRY_URL": f"http://127.0.0.1:{telemetry}",
         **environment,
     }
     await suite.start("console", **given)

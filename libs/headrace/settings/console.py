@@ -16,11 +16,6 @@ class ConsoleSettings:
         True,  # a setting's default
         "Whether `headrace up` also runs the console.",
     )
-    telemetry_url: str | None = setting(
-        "HEADRACE_CONSOLE_TELEMETRY_URL",
-        None,
-        "Address of telemetry, such as `http://telemetry:9090`. Unset, port 9090 of this machine.",
-    )
     token: str | None = setting(
         "HEADRACE_CONSOLE_TOKEN",
         None,

@@ -139,6 +139,12 @@ class ProcessSettings:
         "sql-server 9099, wal-archiver 9089, console 9087, sink 9088.",
         least=0,
     )
+    telemetry_url: str | None = setting(
+        "HEADRACE_TELEMETRY_URL",
+        None,
+        "Address of telemetry, such as `http://telemetry:9090`, for the console, `headrace status` "
+        "and `headrace top`. Unset, port 9090 of this machine.",
+    )
     stats_interval_s: float = setting(
         "HEADRACE_STATS_INTERVAL_S",
         1.0,

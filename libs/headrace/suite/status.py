@@ -8,6 +8,8 @@ import aiohttp
 import orjson
 
 from headrace.errors import HeadraceError
+from headrace.settings import Settings
+from headrace.suite.services import TELEMETRY
 
 _TIMEOUT_S = 5
 
@@ -15,7 +17,15 @@ _TIMEOUT_S = 5
 class TelemetryAwayError(HeadraceError):
     """Telemetry doesn't answer."""
 
-    remedy = "Start it (`headrace telemetry`), or give its address with --url or --port."
+    remedy = (
+        "Start it (`headrace telemetry`), or give its address with --url, --port or "
+        "HEADRACE_TELEMETRY_URL."
+    )
+
+
+def telemetry_address(settings: Settings) -> str:
+    """Telemetry's address: the one that is set, or its own port on this machine."""
+    return (settings.process.telemetry_url or f"http://127.0.0.1:{TELEMETRY.port}").rstrip("/")
 
 
 async def fetch(base: str) -> dict[str, Any]:

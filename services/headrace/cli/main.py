@@ -103,6 +103,7 @@ def settings_from(
     json: bool | None = None,
     zstd: bool | None = None,
     delivery: DeliveryChoice | None = None,
+    telemetry: str | None = None,
 ) -> Settings:
     """Settings from flags and the environment; exits with one line if they are invalid."""
     from headrace.contract.values import Encoding
@@ -114,6 +115,7 @@ def settings_from(
             source__slot=slot,
             source__publication=pub,
             process__http_port=port,
+            process__telemetry_url=telemetry,
             format__encoding=Encoding.JSON if json else None,
             format__zstd=zstd,
             delivery__mode=None if delivery is None else DeliveryMode(delivery),
@@ -399,13 +401,20 @@ def doctor(slot: Slot = None, pub: Pub = None, as_json: AsJson = False) -> None:
     finish(lambda: command.run(settings, as_json=as_json))
 
 
+def _telemetry(port: int | None, url: str | None) -> str | None:
+    """Telemetry's address by flags; without one, the environment names it."""
+    if url is None and port is not None:
+        return f"http://127.0.0.1:{port}"
+    return url
+
+
 @app.command("status", rich_help_panel=_PANEL)
 def status(port: TelemetryPort = None, url: TelemetryUrl = None, as_json: AsJson = False) -> None:
     """Show the state of the running suite."""
     from headrace.cli.watch import status as command
 
-    settings = settings_from(port=port)
-    finish(lambda: command.run(settings, url=url, as_json=as_json))
+    settings = settings_from(telemetry=_telemetry(port, url))
+    finish(lambda: command.run(settings, as_json=as_json))
 
 
 @app.command("top", rich_help_panel=_PANEL)
@@ -420,8 +429,8 @@ def top(
     """Watch the running suite: rates, lag, slot, snapshots, consumers, errors. Press q to quit."""
     from headrace.cli.watch import top as command
 
-    settings = settings_from(port=port)
-    finish(lambda: command.run(settings, url=url, interval_s=interval, once=once))
+    settings = settings_from(telemetry=_telemetry(port, url))
+    finish(lambda: command.run(settings, interval_s=interval, once=once))
 
 
 @app.command("pause", rich_help_panel=_PANEL)

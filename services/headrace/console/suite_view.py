@@ -17,8 +17,7 @@ from headrace.console.known import LastKnown, stamp
 from headrace.console.waterline import LogEnds, waterline
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
-from headrace.suite.services import TELEMETRY
-from headrace.suite.status import fetch
+from headrace.suite.status import fetch, telemetry_address
 
 INTERVAL_S = 1.0
 # A quarter of an hour.
@@ -29,10 +28,9 @@ _RATE_SAMPLES = 5
 class SuiteView:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # The default suits one machine; elsewhere the setting names the host.
-        base = settings.console.telemetry_url or f"http://127.0.0.1:{TELEMETRY.port}"
+        base = telemetry_address(settings)
         self._known: LastKnown[dict[str, Any]] = LastKnown(
-            "telemetry", lambda: fetch(base.rstrip("/")), INTERVAL_S / 2
+            "telemetry", lambda: fetch(base), INTERVAL_S / 2
         )
         self._ends = LogEnds()
         self._samples: deque[dict[str, float | None]] = deque(maxlen=SAMPLES_MAX)

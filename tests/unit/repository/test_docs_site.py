@@ -37,6 +37,14 @@ def test_the_site_builds_without_a_warning(site: Path) -> None:
     assert "<code>--arrays literal|list</code>" in (site / "cli.html").read_text()
 
 
+def test_llms_txt_lists_every_page_of_the_menu(site: Path) -> None:
+    listed = re.findall(r"^- \[.+?\]\((.+?)\)", (site / "llms.txt").read_text(), re.MULTILINE)
+    menu = re.findall(r": ([\w/-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [f"{page.replace('README', 'index')}.html" for page in menu]
+    assert listed == pages
+    assert [page for page in pages if not (site / page).is_file()] == []
+
+
 @pytest.mark.parametrize("name", sorted(page.stem for page in (ROOT / "docs/api").glob("*.md")))
 def test_a_page_of_the_api_explains_every_public_name(site: Path, name: str) -> None:
     """A name without a docstring gets no entry."""

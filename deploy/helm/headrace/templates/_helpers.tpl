@@ -196,7 +196,7 @@ name = {{ .name | quote }}
 {{/* The console's environment, in addition to the suite's. */}}
 {{- define "headrace.consoleEnvironment" -}}
 {{- $console := .root.Values.console }}
-- {name: HEADRACE_CONSOLE_TELEMETRY_URL, value: "http://{{ include "headrace.suite" . }}-telemetry:9090"}
+- {name: HEADRACE_TELEMETRY_URL, value: "http://{{ include "headrace.suite" . }}-telemetry:9090"}
 {{- with $console.tokenSecret }}
 - name: HEADRACE_CONSOLE_TOKEN
   valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}

@@ -23,6 +23,7 @@ from headrace.contract.table_patterns import table_of
 from headrace.embedded.account import unprivileged_account
 from headrace.errors import SettingError
 from headrace.settings import PostgresSettings, Settings
+from headrace.terminal.text import counted
 
 LIVE = "live"
 
@@ -106,7 +107,7 @@ def copy(settings: Settings, found: RestoredTable, name: str, into: str, console
     for one in copied.left_out:
         print(f"left out: {one}")
     print(
-        f"{copied.schema}.{copied.name} has the {copied.rows} rows of {schema}.{former}, "
+        f"{copied.schema}.{copied.name}: {counted(copied.rows, 'row')} of {schema}.{former}, "
         f"{found.target}"
     )
 

@@ -33,6 +33,7 @@ from headrace.cli.up.servers import DATABASE, Servers
 from headrace.cli.up.sql import make_sql_user, sql_environment
 from headrace.cli.up.suite import Suite
 from headrace.cli.up.view import CreatedObjects, ServiceRow, View
+from headrace.embedded.ports import LOOPBACK
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.process import AlreadyServedError
 from headrace.embedded.server import EmbeddedServer
@@ -253,8 +254,8 @@ class _Up:
         settings = {
             "HEADRACE_SLOT": suite.slot,
             "HEADRACE_PUB": suite.settings.source.publication,
-            # For `headrace status`, which queries telemetry.
-            "HEADRACE_HTTP_PORT": str(suite.ports["telemetry"]),
+            # For `headrace status` and `headrace top`.
+            "HEADRACE_TELEMETRY_URL": f"http://{LOOPBACK}:{suite.ports['telemetry']}",
         }
         if suite.settings.archive.url:
             settings["HEADRACE_ARCHIVE_URL"] = suite.settings.archive.url

@@ -116,7 +116,7 @@ class Suite:
         if name == CONSOLE.name:
             # It reads the suite's state from telemetry, whose port is only known now.
             url = f"http://127.0.0.1:{self.ports[TELEMETRY.name]}"
-            environment.setdefault("HEADRACE_CONSOLE_TELEMETRY_URL", url)
+            environment.setdefault("HEADRACE_TELEMETRY_URL", url)
         return Service(name, environment, port, self._logs / f"{name}.log")
 
     def _sinks(self, taken: set[int]) -> list[Service]:

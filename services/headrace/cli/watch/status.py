@@ -11,21 +11,15 @@ from rich.text import Text
 
 from headrace.cli.terminal import Console
 from headrace.settings import Settings
-from headrace.suite.services import TELEMETRY, facts_of
-from headrace.suite.status import fetch
+from headrace.suite.services import facts_of
+from headrace.suite.status import fetch, telemetry_address
 
 STYLES = {"ready": "green", "not ready": "yellow", "silent": "red"}
 
 
-def telemetry_address(url: str | None, settings: Settings) -> str:
-    """Telemetry's address: the given one, or else on this machine."""
-    port = settings.process.http_port
-    return (url or f"http://127.0.0.1:{TELEMETRY.port if port is None else port}").rstrip("/")
-
-
-async def run(settings: Settings, *, url: str | None, as_json: bool) -> None:
+async def run(settings: Settings, *, as_json: bool) -> None:
     """Fetch the status and show it."""
-    body = await fetch(telemetry_address(url, settings))
+    body = await fetch(telemetry_address(settings))
     if as_json:
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2).decode())
         return

@@ -18,18 +18,17 @@ from collections.abc import Iterator
 from rich.live import Live
 
 from headrace.cli.terminal import Console
-from headrace.cli.watch.status import telemetry_address
 from headrace.cli.watch.top_view import Past, screen
 from headrace.settings import Settings
-from headrace.suite.status import TelemetryAwayError, fetch
+from headrace.suite.status import TelemetryAwayError, fetch, telemetry_address
 from headrace.timing.waits import wait_for
 
 MEASURE_S = 1.0
 
 
-async def run(settings: Settings, *, url: str | None, interval_s: float, once: bool) -> None:
+async def run(settings: Settings, *, interval_s: float, once: bool) -> None:
     """Refresh repeatedly, until Ctrl-C or q."""
-    base = telemetry_address(url, settings)
+    base = telemetry_address(settings)
     console = Console()
     past = Past()
     past.add(time.monotonic(), await fetch(base))
