@@ -172,11 +172,14 @@ async def visit(page: Browser, world: World, path: str) -> None:
 
 async def newest_update(page: Browser) -> str:
     """The position of the change of user 7, as the API has it."""
-    found = await page.evaluate(
+    query = (
         "fetch('/api/v1/events?table=users&op=UPDATE&key=7').then((a) => a.json())"
         ".then((e) => e.items[0]?.position ?? '')"
     )
-    assert found, "the change is not found"
+    # It was committed a moment ago, and may be on its way to the stream.
+    async with asyncio.timeout(TIMEOUT_S):
+        while not (found := await page.evaluate(query)):  # noqa: ASYNC110  # a page gives no event
+            await asyncio.sleep(0.1)
     return str(found)
 
 

@@ -183,9 +183,18 @@ async def test_a_mirror_copies_its_tables_again_where_the_stream_has_a_hole(
     async with running(mirror):
         await mirror.logged("event=fallen_behind")
         await mirror.logged("event=bootstrap_done table=holes", 2, timeout_s=BOOTSTRAP_S)
-        with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection:
-            found = connection.execute("SELECT id FROM holes ORDER BY id").fetchall()
-        assert found == [(n,) for n in range(1, 11)]
+        # All tables that were copied again are shown at once.
+        await until_equal(path, "SELECT id FROM holes ORDER BY id", [(n,) for n in range(1, 11)])
+
+
+async def until_equal(path: Path, query: str, wanted: list[tuple[int]]) -> None:
+    """Wait until readers of the file see these rows."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection:
+                if connection.execute(query).fetchall() == wanted:
+                    return
+            await asyncio.sleep(0.1)
 
 
 async def until_stored(js: JetStreamContext, table: str, row: int) -> int:
