@@ -252,7 +252,7 @@ class EmbeddedPostgres(EmbeddedServer):
             return
         try:
             _ROOTS_CLUSTERS.mkdir(parents=True, exist_ok=True)
-            # Not named by the folder's path: a folder that is made again where another was moved
+            # Not named by the folder's path: a folder that is created again where another was moved
             # or removed must not get the other's cluster.
             elsewhere = Path(tempfile.mkdtemp(dir=_ROOTS_CLUSTERS))
             # `nobody` has to traverse both, despite root's umask.

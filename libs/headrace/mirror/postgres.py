@@ -18,6 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.mirror import target
+from headrace.mirror.postgres_additions import Additions, additions
 from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.postgres_wait_for import ensure_wait_for
 from headrace.mirror.table import Column, Table
@@ -37,6 +38,7 @@ _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\
 _AWAY = frozenset({"08", "57", "53", "40"})
 # A lock held longer than the role's lock_timeout, or a table in use.
 _BUSY = frozenset({"55P03", "55006"})
+INDEX_KINDS = ("key", "identity")
 _Statement = tuple[Table, str, list[str | None]]
 
 
@@ -58,10 +60,13 @@ class PostgresTarget:
         # the same target takes over when it opens, and this one is refused at its next transaction.
         self._writer = uuid.uuid4().hex
         self._has_opened = False
+        # Of the tables that the open transaction replaces.
+        self._replaced: list[Additions] = []
 
     async def load(self) -> dict[str, str]:
         # Closing the old connection rolls back its uncommitted changes.
         await self.close()
+        self._replaced.clear()
         async with _explained():
             connection = await _connect(self._url, "headrace mirror")
             self._connection = connection
@@ -104,7 +109,7 @@ class PostgresTarget:
     async def write(self, steps: Sequence[target.Step]) -> None:
         async with _explained():
             await self._begin()
-            writer = _Writer(self._open)
+            writer = _Writer(self._open, self._replaced)
             for step in steps:
                 await writer.do(step)
             await writer.flush()
@@ -112,6 +117,10 @@ class PostgresTarget:
     async def commit(self, marks: Mapping[str, str | None]) -> None:
         async with _explained():
             await self._begin()
+            replaced = self._replaced[:]
+            self._replaced.clear()
+            for additions_of_one in replaced:
+                await additions_of_one.check()
             async with self._open.cursor() as cursor:
                 removed = [(key,) for key, value in marks.items() if value is None]
                 kept = [(key, value) for key, value in marks.items() if value is not None]
@@ -225,8 +234,9 @@ async def _commit(connection: psycopg.AsyncConnection[Any]) -> None:
 class _Writer:
     """The steps in SQL; many changes of single rows are sent together."""
 
-    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[Any], replaced: list[Additions]) -> None:
         self._connection = connection
+        self._replaced = replaced
         self._waiting: list[_Statement] = []
 
     async def do(self, step: target.Step) -> None:
@@ -343,15 +353,22 @@ class _Writer:
         )
         if not replaces:
             await self._check_free(live)
+        await self.flush()
+        name, draft = table_name(live), table_name(staged)
+        own = [_index_name(live, number) for number in range(len(INDEX_KINDS))]
+        kept = await additions(self._connection, name, draft, own)
+        await kept.prepare()
         await self.do(target.DropTable(live))
-        # An index is named after its table, so the names must be free before the live table's are
-        # created.
-        await self._drop_indexes(staged)
-        await self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quote_name(live.name)}")
-        await self._run(
-            f"ALTER TABLE {SCHEMA}.{quote_name(live.name)} SET SCHEMA {quote_name(live.schema)}"
-        )
-        await self._index(live)
+        schema = quote_name(live.schema)
+        await self._run(f"ALTER TABLE {draft} SET SCHEMA {schema}")
+        moved = f"{schema}.{draft.removeprefix(f'{SCHEMA}.')}"
+        await self._run(f"ALTER TABLE {moved} RENAME TO {quote_name(live.name)}")
+        # An index is named after its table.
+        for number in range(len(live.finders)):
+            before, after = _index_name(staged, number), _index_name(live, number)
+            await self._run(f"ALTER INDEX {schema}.{before} RENAME TO {after}")
+        await kept.complete()
+        self._replaced.append(kept)
 
     async def _alter(self, step: target.AlterTable) -> None:
         before = step.before
@@ -431,8 +448,7 @@ def _same_text(table: Table, names: Iterable[str]) -> str:
 
 def _index_name(table: Table, number: int) -> str:
     place = f"{table.schema}\0{table.name}\0{table.staging}"
-    kind = "identity" if number else "key"
-    return f"headrace_{kind}_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
+    return f"headrace_{INDEX_KINDS[number]}_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
 
 
 def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:
