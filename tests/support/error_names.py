@@ -25,8 +25,7 @@ stderr, `headrace: MESSAGE. REMEDY`, and ends with exit code 1; wrong arguments 
 into the log (`event=service_failed error=PortError reason="…"`).
 
 The name is stable: search logs and this page for it. *Tries again* means that the service or command repeats the
-attempt automatically, or that you can, without changing anything. Where this page has no remedy, the message itself has
-the one that fits.
+attempt automatically, or that you can, without changing anything. If an error has no remedy here, its message has one.
 
 This page is generated from the classes in `libs` and `services`; don't edit it: `./taskw docs:errors`.
 """
@@ -58,7 +57,7 @@ def error_names() -> list[ErrorName]:
 def _classes() -> Iterator[tuple[str, ast.ClassDef]]:
     for path in sorted([*ROOT.glob("libs/headrace/**/*.py"), *ROOT.glob("services/**/*.py")]):
         package = path.relative_to(ROOT).parts[2].removesuffix(".py")
-        # What tests are made with reports to nobody else.
+        # The toolkit of tests reports to nobody else.
         if package == "testing":
             continue
         for node in ast.walk(ast.parse(path.read_text())):

@@ -183,7 +183,7 @@ async def test_a_mirror_copies_its_tables_again_where_the_stream_has_a_hole(
     async with running(mirror):
         await mirror.logged("event=fallen_behind")
         await mirror.logged("event=bootstrap_done table=holes", 2, timeout_s=BOOTSTRAP_S)
-        # All tables that were copied again are shown at once.
+        # All tables that were copied again are shown together.
         await until_equal(path, "SELECT id FROM holes ORDER BY id", [(n,) for n in range(1, 11)])
 
 
