@@ -80,8 +80,9 @@ class SinkSession:
 
     @property
     def _patience_s(self) -> float:
+        # Never longer: between two reads the session looks whether it has to stop.
         if self._events and self._whole:
-            return max(0.0, self._since + self.pace.wait_s - time.monotonic())
+            return min(IDLE_S, max(0.0, self._since + self.pace.wait_s - time.monotonic()))
         return IDLE_S
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from headrace.sinks import RefusedError, Sink, SinkAwayError, SinkFencedError
 from headrace.sinks.port import SEEN, Pace
 from headrace.sinks.reading import SourceTransactions, source_mark
 from headrace.sinks.routing import Router
-from headrace.sinks.session import KEEP_SEEN_S, SinkSession
+from headrace.sinks.session import IDLE_S, KEEP_SEEN_S, SinkSession
 from tests.support.memory_sink import MemorySink, Target
 from tests.support.virtual_nats import VirtualNats
 
@@ -79,6 +80,19 @@ def test_the_next_session_continues_after_the_marks(nats: VirtualNats) -> None:
     put(nats, 30, 0, last=True)
     nats.do(session(nats, MemorySink(target), 5))
     assert ids(target) == ["10-0", "20-0", "20-1", "30-0"]
+
+
+def test_a_stop_does_not_wait_for_the_pace_and_commits_what_has_come(nats: VirtualNats) -> None:
+    put(nats, 10, 0, last=True)
+    target = Target()
+
+    async def seconds() -> float:
+        began = time.monotonic()
+        await session(nats, MemorySink(target), 3, pace=Pace(wait_s=600))
+        return time.monotonic() - began
+
+    assert nats.do(seconds()) < 3 + 2 * IDLE_S
+    assert ids(target) == ["10-0"]
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["committed", "not committed"])
