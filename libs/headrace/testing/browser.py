@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 
 TIMEOUT_S = 60.0
+_NO_DOCUMENT = "Cannot find default execution context"
 _POLL_S = 0.1
 _PHONE_WIDTH_MAX = 600
 _ANSWER_BYTES_MAX = 32 * 1024 * 1024
@@ -42,10 +43,23 @@ class Browser:
 
     async def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page; of a promise, what it becomes."""
-        answer = await self._ask(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
-        return answer["result"].get("value")
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                try:
+                    answer = await self._ask(
+                        "Runtime.evaluate",
+                        expression=expression,
+                        returnByValue=True,
+                        awaitPromise=True,
+                    )
+                except AssertionError as error:
+                    # The old document is gone a moment before the new one can be asked; the
+                    # expression was not evaluated.
+                    if _NO_DOCUMENT not in str(error):
+                        raise
+                    await asyncio.sleep(_POLL_S)
+                else:
+                    return answer["result"].get("value")
 
     async def listen(self) -> None:
         """Collect complaints from now on."""
@@ -103,7 +117,7 @@ class Browser:
                 answer = await self._page.receive_json()
                 self._note(answer)
                 if answer.get("id") == self._asked:
-                    assert "result" in answer, answer
+                    assert "result" in answer, str(answer)
                     return answer["result"]
 
     def _note(self, message: dict[str, Any]) -> None:
