@@ -54,7 +54,7 @@ class PostgresTarget:
     """`url` is libpq's; its variables apply for parts that are missing."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._connection: psycopg.AsyncConnection[Any] | None = None
         # A mark in the target names its writer, and each transaction checks it. A second mirror of
         # the same target takes over when it opens, and this one is refused at its next transaction.
@@ -68,7 +68,7 @@ class PostgresTarget:
         await self.close()
         self._replaced.clear()
         async with _explained():
-            connection = await _connect(self._url, "headrace mirror")
+            connection = await _connect(self.url, "headrace mirror")
             self._connection = connection
             await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
             await connection.execute(
@@ -142,7 +142,7 @@ class PostgresTarget:
     @contextlib.asynccontextmanager
     async def reading(self, table: Table | None = None) -> AsyncIterator[PostgresReading]:
         async with _explained():
-            connection = await _connect(self._url, "headrace verify")
+            connection = await _connect(self.url, "headrace verify")
         try:
             # Marks and rows must be of one moment, because a verification compares them with the
             # source at that LSN.

@@ -2,7 +2,7 @@
 
     verdict = await Verifier(settings, client, target).table("users")
 
-Only `cli` may import it. It never writes a row to the source or to the target.
+Only `cli` may import it. It never writes to the source, and to the target only for a repair.
 """
 
 from headrace.verify.check import NoMirrorError, NotThereError, Patience, Verdict, Verifier

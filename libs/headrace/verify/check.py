@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import nats.errors
 import psycopg
@@ -24,7 +24,7 @@ from headrace.bus import subjects
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.mirror.mirror_state import identity_of, tables_of
-from headrace.mirror.postgres import PostgresReading, error_of
+from headrace.mirror.postgres import PostgresReading, PostgresTarget, error_of
 from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import ReadableTarget, TargetReading
 from headrace.postgres.quoting import quote_table
@@ -36,6 +36,7 @@ from headrace.verify.at_lsn import MirrorProgress, Stream, awaits, place_of, sta
 from headrace.verify.comparison import ComparedTable, HashedHere, HashedThere, compared
 from headrace.verify.digest import RANGES, Difference
 from headrace.verify.forms import in_postgres, in_sqlite
+from headrace.verify.repair import MovedError, repair
 from headrace.verify.sql_rows import SqlRows, settle
 from headrace.verify.types import SqlType, types_of
 
@@ -46,6 +47,8 @@ HOLD_S = 30.0
 ANSWER_S = 10.0
 LOOK_S = 0.1
 BOOTSTRAP_LOOK_S = 1.0
+# Only a part of very many differences is found at a time.
+REPAIRS_MAX = 20
 
 
 class NotThereError(HeadraceError):
@@ -61,6 +64,12 @@ class NoMirrorError(HeadraceError):
     """The target contains no mirror."""
 
     remedy = "Run `headrace mirror --to …` first."
+
+
+class RepairRefusedError(HeadraceError):
+    """The rows that differ can't be written by a repair."""
+
+    remedy = "Copy the table again: `headrace sinks reset NAME --to snapshot`."
 
 
 class PastError(HeadraceError):
@@ -94,6 +103,8 @@ class Verdict:
     why: str = ""
     # Columns of the key, which identify rows in `found`; empty: whole rows.
     key: tuple[str, ...] = ()
+    # The number of rows that a repair wrote before this comparison.
+    repaired: int = 0
 
     @property
     def equal(self) -> bool:
@@ -108,6 +119,9 @@ class Verifier:
     client: Client
     target: ReadableTarget
     patience: Patience = field(default_factory=Patience)
+    # Shows the rows that differ before they are written; None while nothing is to be repaired.
+    _before_repair: Callable[[Verdict], None] | None = None
+    _repaired: int = 0
 
     async def tables(self) -> list[TableState]:
         """The tables that the mirror contains."""
@@ -141,6 +155,24 @@ class Verifier:
                 verdict = await self._once(token, deadline)
         return verdict
 
+    def check_repairs(self) -> None:
+        """Raise if this target can't be repaired."""
+        if not isinstance(self.target, PostgresTarget):
+            raise RepairRefusedError("--repair writes only into a mirror in PostgreSQL")
+
+    async def repair(self, token: str, show: Callable[[Verdict], None]) -> Verdict:
+        """Write the rows that differ, after showing them, and compare again."""
+        self._before_repair = show
+        self._repaired = 0
+        try:
+            for _ in range(REPAIRS_MAX):
+                verdict = await self._once(token, time.monotonic() + self.patience.wait_s)
+                if verdict.equal or verdict.why:
+                    break
+        finally:
+            self._before_repair = None
+        return replace(await self.table(token), repaired=self._repaired)
+
     async def _refusal(self, token: str) -> Verdict | None:
         """The verdict on a table that needs no waiting: the mirror doesn't know its name."""
         known = {state.token: state for state in await self.tables()}
@@ -158,7 +190,7 @@ class Verifier:
         while True:
             try:
                 return await self._compare(token, deadline)
-            except (PastError, NotThereError):
+            except (PastError, NotThereError, MovedError):
                 # The mirror is released by now: the next attempt takes another snapshot, at
                 # another LSN.
                 if time.monotonic() >= deadline:
@@ -185,8 +217,10 @@ class Verifier:
             if isinstance(held, Verdict):
                 return held
             reading = await stack.enter_async_context(self._reading_at(held.lsn, state, deadline))
-            # The reading keeps its moment, so the mirror may continue while rows are compared.
-            await self._hold(identity, None)
+            # The reading keeps its moment, so the mirror may continue while rows are compared. A
+            # repair needs it where it is.
+            if self._before_repair is None:
+                await self._hold(identity, None)
             return await self._rows(held, reading, token)
 
     async def _held(
@@ -279,7 +313,18 @@ class Verifier:
             table = SqlRows(connection, relations, names, self._source_error, key, where)
             sides = await self._sides(table, reading, state.live, types)
             outcome = await compared(*sides, names, key)
-        return Verdict(token, held.lsn, outcome.rows, outcome.ranges, outcome.found, key=key)
+        verdict = Verdict(token, held.lsn, outcome.rows, outcome.ranges, outcome.found, key=key)
+        if self._before_repair is not None and outcome.found:
+            if not isinstance(sides[0], HashedThere):
+                raise RepairRefusedError(
+                    f"{state.schema}.{state.name} has a column of another type than at the source, "
+                    "or of type json"
+                )
+            assert isinstance(self.target, PostgresTarget)
+            self._before_repair(verdict)
+            written = await repair(self.target.url, reading.marks, state.live, outcome)
+            self._repaired += written
+        return verdict
 
     def _source_error(self, error: psycopg.Error) -> HeadraceError:
         return source.explained(error, self.settings)

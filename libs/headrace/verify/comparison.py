@@ -8,6 +8,7 @@ its value, the servers hash their rows; else rows are converted to one form and 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ class Comparison:
     rows: int
     ranges: int = 0
     found: tuple[Difference, ...] = ()
+    # The rows that the mirror lacks, and those that only it has, of the differences in `found`.
+    missing: tuple[Row, ...] = ()
+    extra: tuple[Row, ...] = ()
 
 
 class ComparedTable(Protocol):
@@ -119,7 +123,9 @@ async def compared(
         left -= some
         # If nothing is ignored, a range that differs has differences.
         if found or not ignored:
-            return Comparison(sides[0].rows, len(ranges), found)
+            wanted, there = Counter(rows[0]), Counter(rows[1])
+            missing, extra = (wanted - there).elements(), (there - wanted).elements()
+            return Comparison(sides[0].rows, len(ranges), found, tuple(missing), tuple(extra))
     return Comparison(sides[0].rows)
 
 

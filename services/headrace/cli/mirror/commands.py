@@ -91,6 +91,13 @@ def verify(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document per table.")
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Show the rows that differ, then write them into the mirror (PostgreSQL only).",
+        ),
+    ] = False,
 ) -> None:
     """Compare a mirror with its source, both at one LSN, while both move. Exits with 3 if they
     differ.
@@ -98,10 +105,11 @@ def verify(
     from headrace.cli.mirror import verify as command
 
     settings = _settings()
+    if repair and every is not None:
+        raise typer.BadParameter("can't be combined with --every", param_hint="--repair")
+    options = command.VerifyOptions(wait, every, http, as_json=as_json, repairs=repair)
     try:
-        code = command.run(
-            settings, tables or [], to, wait_s=wait, every_s=every, http=http, as_json=as_json
-        )
+        code = command.run(settings, tables or [], to, options)
     except HeadraceError as error:
         fail(error)
     raise typer.Exit(code)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import orjson
 from rich.text import Text
@@ -37,33 +38,44 @@ SHOWN_MAX = 20
 _CHARACTERS_MAX = 100
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """The command's options."""
+
+    wait_s: float
+    # Pause between comparisons; None compares once.
+    every_s: float | None = None
+    http: int | None = None
+    as_json: bool = False
+    repairs: bool = False
+
+
 def run(
     settings: Settings,
     tables: Sequence[str],
     to: str,
-    *,
-    wait_s: float,
-    every_s: float | None = None,
-    http: int | None = None,
-    as_json: bool = False,
+    options: VerifyOptions,
 ) -> int:
     """Compare; returns the exit code."""
     names = table_names(tables)
     # DDL that no row follows reaches the mirror only after the catalog is read again.
-    patience = Patience(wait_s, min(wait_s, settings.watch.catalog_interval_s + 1))
+    every_s = options.every_s
+    patience = Patience(options.wait_s, min(options.wait_s, settings.watch.catalog_interval_s + 1))
     found: list[Verdict] | None = None
 
     async def compare(scope: Scope, verifier: Verifier) -> None:
         nonlocal found
-        found = await _all(verifier, names, scope, as_json=as_json)
+        found = await _all(verifier, names, scope, options)
 
     async def main(scope: Scope) -> None:
         async with (
-            served(scope, settings, http),
+            served(scope, settings, options.http),
             opened(to) as target,
             connected(scope, settings.nats) as client,
         ):
             verifier = Verifier(settings, client, target, patience)
+            if options.repairs:
+                verifier.check_repairs()
             while await scope.until_stopping(compare(scope, verifier)):
                 scope.health.started()
                 if every_s is None:
@@ -85,7 +97,7 @@ def _exit_code(found: Sequence[Verdict] | None) -> int:
 
 
 async def _all(
-    verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope, *, as_json: bool
+    verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope, options: VerifyOptions
 ) -> list[Verdict]:
     """Every table's verdict, shown as soon as it is available."""
     began = time.monotonic()
@@ -96,11 +108,28 @@ async def _all(
     verdicts = []
     for token in tokens:
         with _step(token):
-            verdicts.append(await verifier.table(token))
-        _tell(verdicts[-1], as_json=as_json)
+            verdict = await verifier.table(token)
+        if options.repairs and not verdict.equal and not verdict.why:
+            verdict = await verifier.repair(token, _before_repair(as_json=options.as_json))
+        verdicts.append(verdict)
+        _tell(verdict, as_json=options.as_json)
     scope.health.stats.set("verify_seconds", time.monotonic() - began)
     _count(scope.health.stats, verdicts)
     return verdicts
+
+
+def _before_repair(*, as_json: bool) -> Callable[[Verdict], None]:
+    def show(verdict: Verdict) -> None:
+        log.warning("mirror_repaired", table=verdict.token, rows=len(verdict.found))
+        # For programs, the last verdict is the only document about a table.
+        if not as_json:
+            _print(text_of(verdict))
+
+    return show
+
+
+def _print(text: Text) -> None:
+    Console(soft_wrap=True).print(text)
 
 
 @contextlib.contextmanager
@@ -143,7 +172,7 @@ def _tell(verdict: Verdict, *, as_json: bool) -> None:
     if as_json:
         print(orjson.dumps(body_of(verdict), default=str).decode(), flush=True)
     else:
-        Console(soft_wrap=True).print(text_of(verdict))
+        _print(text_of(verdict))
 
 
 def body_of(verdict: Verdict) -> dict[str, object]:
@@ -160,6 +189,7 @@ def body_of(verdict: Verdict) -> dict[str, object]:
         "ranges_differing": verdict.ranges,
         "differences": len(verdict.found),
         "reason": verdict.why or None,
+        "repaired": verdict.repaired,
         "found": rows,
     }
 
@@ -168,7 +198,8 @@ def text_of(verdict: Verdict) -> Text:
     """A verdict for people."""
     place = f"{verdict.rows:,} rows at {format_lsn(verdict.lsn)}"
     if verdict.equal:
-        return Text.assemble(("= ", "green"), (verdict.token, "bold"), f"  {place}")
+        repaired = f", {verdict.repaired:,} repaired" if verdict.repaired else ""
+        return Text.assemble(("= ", "green"), (verdict.token, "bold"), f"  {place}{repaired}")
     text = Text.assemble(("≠ ", "red"), (verdict.token, "bold"), f"  {verdict.why or place}")
     if verdict.why:
         return text

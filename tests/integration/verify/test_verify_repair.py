@@ -1,0 +1,135 @@
+"""`headrace verify --repair` writes exactly the rows that differ, while source and mirror move."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pytest_asyncio import fixture as async_fixture
+
+from headrace.testing.process import command
+from headrace.testing.seeded import World, running, seed, world
+from headrace.testing.servers import SessionServers
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
+
+VERIFY_ONCE = ("--wait", "60")
+TABLES = """
+CREATE TABLE things (id int, kind text, at timestamptz, size float8, bits bit(3), data bytea,
+    tags text[], spot point, active boolean, code char(5), PRIMARY KEY (id, kind));
+CREATE TABLE keyless (n int, t text);
+ALTER TABLE keyless REPLICA IDENTITY FULL;
+CREATE TABLE documents (id int PRIMARY KEY, body json);
+"""
+THINGS = """INSERT INTO things SELECT g, 'k ' || g % 3, now() - g * interval '1 s', g / 3.0, '101',
+    decode(md5(g::text), 'hex'), ARRAY['a"b', NULL, g::text], point(g, 1), g % 2 = 0, 'x'
+    FROM generate_series({}, {}) g"""
+DAMAGE = """
+DELETE FROM things WHERE id = 17;
+UPDATE things SET data = '\\x00', tags = NULL, active = NOT active WHERE id IN (18, 400);
+UPDATE things SET kind = 'other' WHERE id = 19;
+INSERT INTO things (id, kind) VALUES (9999, 'extra');
+INSERT INTO keyless VALUES (1, 'x'), (5, NULL);
+DELETE FROM keyless WHERE ctid = (SELECT min(ctid) FROM keyless WHERE n = 2);
+"""
+
+
+@async_fixture(scope="module", loop_scope="module", name="world")
+async def the_world(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    settings = {"HEADRACE_CATALOG_INTERVAL_S": "1"}
+    folder = tmp_path_factory.mktemp("world")
+    async with world(session_servers, folder, TABLES, settings=settings) as made:
+        yield made
+
+
+async def rows_of(world: World, table: str) -> tuple[list[str], list[str]]:
+    """The rows of source and mirror, as each server prints them."""
+    query = f"SELECT row_to_json(one)::text FROM {table} one ORDER BY 1"
+    source, target = await world.source.fetch(query), await world.target.fetch(query)
+    return [row[0] for row in source], [row[0] for row in target]
+
+
+async def equal(world: World, table: str) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            source, target = await rows_of(world, table)
+            if source == target:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def write_until_cancelled(world: World) -> None:
+    for number in range(10_000):
+        await world.source.execute(
+            f"UPDATE things SET size = {number} WHERE id BETWEEN 100 AND 110; "
+            f"INSERT INTO keyless VALUES ({number + 100}, 'w')"
+        )
+        await asyncio.sleep(0.1)
+
+
+async def test_exactly_the_rows_that_differ_are_written_while_both_sides_move(
+    world: World, tmp_path: Path
+) -> None:
+    names = ["things", "keyless", "documents"]
+    to = world.target.dsn
+    await seed(to, world.source, world.environment["HEADRACE_SLOT"], [("public", n) for n in names])
+    mirror = world.mirror(tmp_path, to, *names)
+    async with running(mirror):
+        await world.source.execute(
+            f"{THINGS.format(1, 500)}; INSERT INTO keyless VALUES (1, 'x'), (2, 'y'), (2, 'y'); "
+            "INSERT INTO documents VALUES (1, '{}')"
+        )
+        for name in names:
+            await equal(world, name)
+        await world.target.execute(DAMAGE)
+        before = await world.target.fetch("SELECT id, xmin::text AS writer FROM things")
+        writing = asyncio.create_task(write_until_cancelled(world), name="writing")
+        try:
+            code, verdicts = await mirror.verified(
+                *VERIFY_ONCE, "--repair", "--table", "things", "--table", "keyless"
+            )
+        finally:
+            writing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await writing
+        assert (code, [verdict["repaired"] for verdict in verdicts]) == (0, [6, 3]), verdicts
+        for name in names:
+            await equal(world, name)
+        # Only these rows were written, by one transaction; the mirror has changed 100 to 110.
+        after = await world.target.fetch("SELECT id, xmin::text AS writer FROM things")
+        known = {(row["id"], row["writer"]) for row in before}
+        written = {(r["id"], r["writer"]) for r in after if not 100 <= r["id"] <= 110} - known
+        assert {number for number, _ in written} == {17, 18, 19, 400}
+        assert len({writer for _, writer in written}) == 1
+        assert "row_missing" not in mirror.log
+
+        # For people: the rows first, then the result.
+        await world.target.execute("UPDATE things SET size = -1 WHERE id = 3")
+        options = ("verify", "--to", to, "--table", "things", *VERIFY_ONCE, "--repair")
+        done = await command(world.environment, *options)
+        assert done.code == 0, done.err
+        shown, _, result = done.out.partition("= things")
+        assert "changed  id='3' kind='k 0'  (size)" in shown
+        assert "1 repaired" in result
+        await equal(world, "things")
+
+        # Texts of a json column may differ although their meaning is equal.
+        await world.target.execute("UPDATE documents SET body = '[1]'")
+        options = ("verify", "--to", to, "--table", "documents", *VERIFY_ONCE, "--repair")
+        done = await command(world.environment, *options)
+        assert (done.code, "type json" in done.err) == (1, True), done.err
+        assert await world.target.fetchval("SELECT body::text FROM documents") == "[1]"
+
+
+async def test_another_target_is_refused(world: World, tmp_path: Path) -> None:
+    to = f"sqlite:///{tmp_path}/mirror.db"
+    await seed(to, world.source, world.environment["HEADRACE_SLOT"], [("public", "documents")])
+    done = await command(world.environment, "verify", "--to", to, "--repair")
+    assert (done.code, "only into a mirror in PostgreSQL" in done.err) == (1, True), done.err
+    done = await command(world.environment, "verify", "--to", to, "--repair", "--every", "5")
+    assert (done.code, "--every" in done.err) == (2, True)
