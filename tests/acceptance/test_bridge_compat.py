@@ -19,7 +19,6 @@ import msgpack
 import nats
 import pytest
 from nats.aio.client import Client
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from headrace.embedded.ports import free_port
@@ -91,7 +90,8 @@ class BridgeConsumer:
         )
         async with asyncio.timeout(120):
             while len(self.events) < changes:
-                with contextlib.suppress(NatsTimeoutError):
+                # nats-py raises its own one, or the built-in one that it derives from.
+                with contextlib.suppress(TimeoutError):
                     for message in await pull.fetch(100, timeout=1):
                         self.apply(
                             message.subject, (message.headers or {})["Nats-Msg-Id"], message.data

@@ -15,7 +15,6 @@ from typing import Any
 import msgpack
 import nats
 import zstandard
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 
@@ -62,7 +61,7 @@ class ForeignReader:
         async with asyncio.timeout(READ_TIMEOUT_S):
             while left:
                 messages: list[Any] = []
-                with contextlib.suppress(NatsTimeoutError):
+                with contextlib.suppress(TimeoutError):
                     messages = await consumer.fetch(min(_FETCH, left), timeout=5)
                 left -= len(messages)
                 for message in messages:
