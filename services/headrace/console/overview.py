@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.console.waterline import consumer_state
 from headrace.suite.services import SERVICES, facts_of
 
 _STATES = {"ready": "running", "not ready": "attention", "silent": "failed"}
@@ -278,7 +279,7 @@ def consumers(status: Mapping[str, Any] | None) -> list[Document]:
         {
             "stream": view["stream"],
             "name": view["name"],
-            "state": "attention" if view["lost"] else "running",
+            "state": consumer_state(view),
             "pending": str(view["pending"]),
             "unacknowledged": str(view["unacknowledged"]),
             "lag_s": view["lag_s"],

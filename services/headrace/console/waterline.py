@@ -24,6 +24,8 @@ _FIGURES = (
     ("wal-archiver", "backup_stored_lsn", "backup", "The physical log is stored up to it."),
 )
 _STATES = {"ready": "running", "not ready": "attention", "silent": "failed"}
+# The oldest message that a consumer has not read may be so old.
+_KEEPS_UP_S = 60.0
 
 
 class LogEnds:
@@ -150,8 +152,17 @@ def _sinks(services: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
     return found
 
 
+def consumer_state(view: Mapping[str, Any]) -> str:
+    """Running is only a consumer that is known to keep up: JetStream also keeps those that nobody
+    reads any more.
+    """
+    if view["lost"]:
+        return "attention"
+    return "waiting" if view["lag_s"] > _KEEPS_UP_S else "running"
+
+
 def _consumer(view: Mapping[str, Any], at: str) -> dict[str, Any]:
-    state = "attention" if view["lost"] else "running"
+    state = consumer_state(view)
     text = f"{view['pending']} messages behind the stream."
     return _unplaced("consumer", str(view["name"]), view["lag_s"], state, text, at)
 
