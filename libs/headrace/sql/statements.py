@@ -31,9 +31,10 @@ _PLAIN_END: Final = re.compile(rb"[^']*(?:''[^']*)*'")
 _ESCAPED_END: Final = re.compile(rb"[^'\\]*(?:(?:''|\\.)[^'\\]*)*'", re.DOTALL)
 _NAME_END: Final = re.compile(rb'[^"]*(?:""[^"]*)*"')
 _COMMENT_STEP: Final = re.compile(rb"/\*|\*/")
-# A literal continues in a quote on another line.
+# A literal continues in a quote on another line. Possessive: the ways to divide a run of spaces
+# are too many to be tried.
 _CONTINUED: Final = re.compile(
-    rb"(?:[ \t\f\v]|--[^\n\r]*)*[\n\r](?:[ \t\n\r\f\v]+|--[^\n\r]*[\n\r])*'"
+    rb"(?:[ \t\f\v]|--[^\n\r]*+)*+[\n\r](?:[ \t\n\r\f\v]|--[^\n\r]*+[\n\r])*+'"
 )
 
 

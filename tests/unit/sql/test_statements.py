@@ -59,6 +59,16 @@ def test_a_text_is_divided_where_postgresql_divides_it(text: str, expected: list
     assert pieces(text) == expected
 
 
+@pytest.mark.parametrize(
+    "run", ["\n" + " " * 40_000, "--" * 20_000 + "\n", "\n" + "--\n" * 10_000], ids=str.__len__
+)
+def test_what_may_continue_a_literal_is_read_once(run: str) -> None:
+    # Tried in every division, 40 spaces take longer than anybody waits.
+    text = f"SELECT 'a'{run}END; SELECT 2"
+    assert len(split(text.encode())) == 2
+    assert len(split(f"SELECT 'a'\n{run}'; SELECT 2'".encode())) == 1
+
+
 def test_a_backslash_escapes_in_plain_literals_if_the_session_says_so() -> None:
     assert pieces("SELECT '\\'; SELECT 2'", standard_strings=False) == ["SELECT '\\'; SELECT 2'"]
 
