@@ -27,6 +27,7 @@ from headrace.sql.storage_types import (
 _OPERATORS: Final = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _INTEGERS: Final = {"int2": "2", "int4": "4", "int8": "8"}
 _FLOATS: Final = {"float4": "4", "float8": "8"}
+_FLOAT_OIDS: Final = (type_oids.FLOAT4, type_oids.FLOAT8)
 # DuckDB's order of these types is PostgreSQL's.
 _ORDERED: Final = frozenset(
     {
@@ -66,6 +67,9 @@ def ordered(expression: Expression) -> str:
     require_order(expression)
     if expression.form.type_oid == BPCHAR_OID:
         return f"rtrim({expression.sql}, ' ')"
+    if expression.form.type_oid in _FLOAT_OIDS:
+        # DuckDB shows a column that it sorts by from the sort's key, in which -0 is 0.
+        return f"({expression.kept} + CAST(0 AS FLOAT))"
     return expression.kept
 
 

@@ -34,6 +34,15 @@ PARAMETERS: list[tuple[str, tuple[str | None, ...], tuple[Any, ...]]] = [
         (date(2001, 1, 1),),
     ),
 ]
+_ZEROS = "(SELECT -f * 0 AS x, id FROM calm WHERE id < 4) s"
+NEGATIVE_ZEROS = [
+    "SELECT ceil(f), id FROM calm ORDER BY 1, 2",
+    f"SELECT x, id FROM {_ZEROS} ORDER BY x DESC, id",
+    f"SELECT x, rank() OVER (PARTITION BY x ORDER BY id) FROM {_ZEROS} ORDER BY id",
+    f"SELECT x, lag(x) OVER (ORDER BY x, id) FROM {_ZEROS} ORDER BY id",
+    f"SELECT array_agg(x ORDER BY x, id) FROM {_ZEROS}",
+    f"SELECT max(x) OVER (ORDER BY x, id ROWS CURRENT ROW) FROM {_ZEROS} ORDER BY id",
+]
 
 
 @pytest.fixture(scope="module", params=[18, 16])
@@ -52,6 +61,23 @@ def test_parameters_have_the_same_effect(
     assert expected.rows
     assert not found.refused, found.refused
     assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+@pytest.mark.parametrize("sql", NEGATIVE_ZEROS)
+def test_a_negative_zero_keeps_its_sign_where_rows_are_sorted_by_it(
+    pair: SqlPair, sql: str
+) -> None:
+    expected, found = pair.expected(sql), pair.answered(sql)
+    assert "-0" in str(expected.rows)
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+@pytest.mark.parametrize("operation", ["EXCEPT", "INTERSECT"])
+def test_set_operations_that_count_equal_floats_are_refused(pair: SqlPair, operation: str) -> None:
+    # DuckDB would show -0 as 0.
+    with pytest.raises(NotProvenEqualError, match=f"{operation} ALL of floats"):
+        pair.translation(f"SELECT f FROM calm {operation} ALL SELECT f FROM other")
 
 
 def test_a_statement_with_numeric_parameters_is_described_before_they_have_values(
