@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,13 +29,13 @@ from headrace.mirror.native_types import (
     kept_as_chosen,
 )
 from headrace.mirror.table import Column, Table
+from headrace.mirror.threaded_target import WRITER, ThreadedTarget
 from headrace.postgres.quoting import quote_name
 
 T = TypeVar("T")
 
 SCHEMA = "headrace_mirror"
 MARKS = f"{SCHEMA}.marks"
-WRITER = "writer"
 # How long to wait for a process that has the file open.
 BUSY_S = 10.0
 BUSY_LOOK_S = 0.05
@@ -69,21 +67,18 @@ def _plain_name(table: Table) -> str:
     return table.name
 
 
-class DuckdbTarget:
+class DuckdbTarget(ThreadedTarget):
     """Creates the file if it doesn't exist. `text` are patterns of columns to store as text."""
 
     def __init__(self, path: str, text: Sequence[str] = ()) -> None:
+        super().__init__("duckdb")
         self._path = path
         self._types = NativeTypes(DIALECT, text)
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._writer = uuid.uuid4().hex
-        self._has_opened = False
         self._has_begun = False
         self._idle: asyncio.TimerHandle | None = None
         self._opened_at = 0.0
         self._closed_at = 0.0
-        # One thread: what a cancelled caller started is finished before the next call.
-        self._thread = ThreadPoolExecutor(1, "headrace-duckdb")
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         # The file must not be closed between two calls of one transaction.
@@ -94,18 +89,6 @@ class DuckdbTarget:
             return await loop.run_in_executor(self._thread, work, *arguments)
         finally:
             self._idle = loop.call_later(IDLE_S, self._thread.submit, self._close_idle)
-
-    async def load(self) -> dict[str, str]:
-        return await self._in_thread(self._load)
-
-    async def write(self, steps: Sequence[target.Step]) -> None:
-        await self._in_thread(self._write, steps)
-
-    async def commit(self, marks: Mapping[str, str | None]) -> None:
-        await self._in_thread(self._commit, marks)
-
-    async def close(self) -> None:
-        await self._in_thread(self._close)
 
     @contextlib.asynccontextmanager
     async def reading(
@@ -142,7 +125,7 @@ class DuckdbTarget:
             # The first time it takes over from any writer; later only a mirror that is still the
             # writer may continue.
             if self._has_opened:
-                self._check_writer(self._connection)
+                self._check(self._connection)
             _keep(self._connection, {WRITER: self._writer})
             _keep(self._connection, kept_as_chosen(_marks(self._connection), self._types))
             marks = _marks(self._connection)
@@ -163,14 +146,13 @@ class DuckdbTarget:
             self._connection.execute("BEGIN")
             self._has_begun = True
             # While the file was closed, another mirror may have taken it over.
-            self._check_writer(self._connection)
+            self._check(self._connection)
         return self._connection
 
-    def _check_writer(self, connection: duckdb.DuckDBPyConnection) -> None:
+    def _check(self, connection: duckdb.DuckDBPyConnection) -> None:
         query = f"SELECT value FROM {MARKS} WHERE key = ?"
-        if connection.execute(query, [WRITER]).fetchone() != (self._writer,):
-            self._close()
-            raise target.TakenOverError(f"DuckDB file {self._path}")
+        (found,) = connection.execute(query, [WRITER]).fetchone() or (None,)
+        self._check_writer(found, f"DuckDB file {self._path}", self._close)
 
     def _write(self, steps: Sequence[target.Step]) -> None:
         with _explained(self._path):

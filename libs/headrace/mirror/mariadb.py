@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.mirror import target
 from headrace.mirror.mariadb_journal import Journal
@@ -32,10 +30,8 @@ from headrace.mirror.native_types import (
     trimmed,
 )
 from headrace.mirror.table import Column, Table
+from headrace.mirror.threaded_target import WRITER, ThreadedTarget
 
-T = TypeVar("T")
-
-WRITER = "writer"
 TAKE_OVER_S = 10
 # How long a reader waits for the end of a journal, which may change many tables.
 JOURNAL_S = 60
@@ -43,7 +39,7 @@ _LOOK_S = 0.05
 _ROW_STEPS = (target.InsertRows, target.UpdateRow, target.DeleteRow, target.TruncateTable)
 
 
-class MariadbTarget:
+class MariadbTarget(ThreadedTarget):
     """`url` is `mariadb://user@host:port/database`; `text` are patterns of columns to store as
     text, and `ca` is the file of an authority for TLS.
     """
@@ -51,29 +47,11 @@ class MariadbTarget:
     def __init__(
         self, url: str, text: Sequence[str] = (), password: str = "", ca: str = ""
     ) -> None:
+        super().__init__("mariadb")
         self._url = MariadbUrl.parsed(url, password, ca)
         self._types = NativeTypes(DIALECT, text)
         self._session: MariadbSession | None = None
         self._journal: Journal | None = None
-        self._writer = uuid.uuid4().hex
-        self._has_opened = False
-        # One thread: what a cancelled caller started is finished before the next call.
-        self._thread = ThreadPoolExecutor(1, "headrace-mariadb")
-
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-
-    async def load(self) -> dict[str, str]:
-        return await self._in_thread(self._load)
-
-    async def write(self, steps: Sequence[target.Step]) -> None:
-        await self._in_thread(self._write, steps)
-
-    async def commit(self, marks: Mapping[str, str | None]) -> None:
-        await self._in_thread(self._commit, marks)
-
-    async def close(self) -> None:
-        await self._in_thread(self._close)
 
     @contextlib.asynccontextmanager
     async def reading(self, table: Table | None = None) -> AsyncIterator[MariadbReading]:
@@ -99,7 +77,7 @@ class MariadbTarget:
             # Nobody executes a journal while another one takes over.
             with session.locked():
                 if self._has_opened:
-                    self._check_writer(session)
+                    self._check(session)
                 session.keep({WRITER: self._writer})
                 session.commit()
                 self._has_opened = True
@@ -112,10 +90,9 @@ class MariadbTarget:
             session.commit()
         return _of_mirror(marks)
 
-    def _check_writer(self, session: MariadbSession) -> None:
-        if session.locked_mark(WRITER) != self._writer:
-            session.roll_back()
-            raise target.TakenOverError("the mirror's MariaDB")
+    def _check(self, session: MariadbSession) -> None:
+        found = session.locked_mark(WRITER)
+        self._check_writer(found, "the mirror's MariaDB", session.roll_back)
 
     def _begun(self) -> MariadbSession:
         if self._session is None:
@@ -123,7 +100,7 @@ class MariadbTarget:
         # The writer's mark stays locked until the commit, so a mirror that takes over waits.
         if not self._session.in_transaction:
             self._journal = None
-            self._check_writer(self._session)
+            self._check(self._session)
         return self._session
 
     def _write(self, steps: Sequence[target.Step]) -> None:

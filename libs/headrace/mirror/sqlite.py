@@ -12,24 +12,19 @@ import contextlib
 import math
 import sqlite3
 import string
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.contract.exact import ExactText
 from headrace.mirror import target
 from headrace.mirror.mirror_state import tables_of
 from headrace.mirror.table import Column, Phase, Table
+from headrace.mirror.threaded_target import WRITER, ThreadedTarget
 from headrace.mirror.value_kinds import ValueKind, as_bytes, as_json, as_list, kind_of
 from headrace.postgres.quoting import quote_name
 
-T = TypeVar("T")
-
 MARKS = "headrace_mirror"
-# The mark that identifies the writer.
-WRITER = "writer"
 BUSY_TIMEOUT_S = 30.0
 _NO_MIRROR_REMEDY = "Check the path; `headrace mirror --to …` creates a mirror there."
 READ_ROWS = 5000
@@ -79,31 +74,13 @@ def _index_name(table: Table, number: int) -> str:
     )
 
 
-class SqliteTarget:
+class SqliteTarget(ThreadedTarget):
     """Creates the file if it doesn't exist."""
 
     def __init__(self, path: str) -> None:
+        super().__init__("sqlite")
         self._path = path
         self._connection: sqlite3.Connection | None = None
-        self._writer = uuid.uuid4().hex
-        self._has_opened = False
-        # One thread: what a cancelled caller started is finished before the next call.
-        self._thread = ThreadPoolExecutor(1, "headrace-sqlite")
-
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-
-    async def load(self) -> dict[str, str]:
-        return await self._in_thread(self._load)
-
-    async def write(self, steps: Sequence[target.Step]) -> None:
-        await self._in_thread(self._write, steps)
-
-    async def commit(self, marks: Mapping[str, str | None]) -> None:
-        await self._in_thread(self._commit, marks)
-
-    async def close(self) -> None:
-        await self._in_thread(self._close)
 
     @contextlib.asynccontextmanager
     async def reading(
@@ -141,7 +118,7 @@ class SqliteTarget:
             # changed when it first writes, and SQLite would then refuse it.
             connection.execute("BEGIN IMMEDIATE")
             if self._has_opened:
-                self._check_writer(connection)
+                self._check(connection)
             connection.execute(
                 f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)",
                 [WRITER, self._writer],
@@ -157,14 +134,13 @@ class SqliteTarget:
             raise target.TargetAwayError("the mirror's SQLite file is not open")
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._check_writer(self._connection)
+            self._check(self._connection)
         return self._connection
 
-    def _check_writer(self, connection: sqlite3.Connection) -> None:
+    def _check(self, connection: sqlite3.Connection) -> None:
         query = f"SELECT value FROM {MARKS} WHERE key = ?"
-        if connection.execute(query, [WRITER]).fetchone() != (self._writer,):
-            connection.execute("ROLLBACK")
-            raise target.TakenOverError(f"SQLite file {self._path}")
+        (found,) = connection.execute(query, [WRITER]).fetchone() or (None,)
+        self._check_writer(found, f"SQLite file {self._path}", connection.rollback)
 
     def _write(self, steps: Sequence[target.Step]) -> None:
         with _explained(self._path):
