@@ -5,6 +5,7 @@ A wrong setting is reported before any connection is opened, with the values tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -87,6 +88,19 @@ def open_catalog(settings: Settings) -> Catalog:
     if _scheme(url) == "sqlite":
         return SqliteCatalog(Path(url.removeprefix("sqlite://")))
     return PostgresCatalog(url)
+
+
+def local_paths(settings: Settings) -> Iterator[Path]:
+    """Paths that have to exist: opening creates them, so a mistyped one would be an empty lake."""
+    url = settings.lake.url or ""
+    catalog = settings.lake.catalog
+    if url.startswith("file://"):
+        folder = Path(unquote(urlsplit(url).path))
+        yield folder
+        if not catalog:
+            yield folder / "catalog.db"
+    if catalog and catalog.startswith("sqlite://"):
+        yield Path(catalog.removeprefix("sqlite://"))
 
 
 def _scheme(url: str) -> str:

@@ -8,12 +8,12 @@ import secrets
 from itertools import islice
 
 from headrace.cli.lake.look import show
-from headrace.cli.lake.opened import chosen, is_missing, local_paths
+from headrace.cli.lake.opened import chosen, is_missing
 from headrace.cli.session import Screen
 from headrace.lake.catalog import Catalog
 from headrace.lake.errors import LakeError, LakeUnreachableError
 from headrace.lake.files import LakeFiles
-from headrace.lake.opening import open_catalog
+from headrace.lake.opening import local_paths, open_catalog
 from headrace.terminal.text import counted
 
 _CATALOG_FILE = "catalog.db"

@@ -6,8 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
@@ -16,12 +14,11 @@ from headrace.errors import HeadraceError
 from headrace.lake.catalog import Catalog, Cut, TableName
 from headrace.lake.errors import LakeError, LakeUnreachableError
 from headrace.lake.files import LakeFiles, LakeIO
-from headrace.lake.opening import check_place, open_catalog
+from headrace.lake.opening import check_place, local_paths, open_catalog
 from headrace.lake.tables import SOURCE_PROPERTY
 from headrace.lake.writer import LakeWriter, Source
 from headrace.settings import Settings, load
 
-_SQLITE = "sqlite://"
 _NO_TABLES = ("no such table", "does not exist")
 
 
@@ -129,19 +126,6 @@ def opened(url: str | None, catalog: str | None) -> Iterator[Lake]:
 def is_missing(error: LakeUnreachableError) -> bool:
     """Whether a catalog answers, and has no tables of a lake."""
     return any(text in str(error) for text in _NO_TABLES)
-
-
-def local_paths(settings: Settings) -> Iterator[Path]:
-    """Paths that have to exist: opening creates them, so a mistyped one would be an empty lake."""
-    url = settings.lake.url or ""
-    catalog = settings.lake.catalog
-    if url.startswith("file://"):
-        folder = Path(unquote(urlsplit(url).path))
-        yield folder
-        if not catalog:
-            yield folder / "catalog.db"
-    if catalog and catalog.startswith(_SQLITE):
-        yield Path(catalog.removeprefix(_SQLITE))
 
 
 class InterruptedByOthersError(HeadraceError):

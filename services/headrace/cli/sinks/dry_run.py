@@ -11,12 +11,13 @@ import os
 from typing import Any
 
 from headrace.cli.session import nats
-from headrace.cli.sinks.look import promise_text, shown
+from headrace.cli.sinks.look import shown
 from headrace.consumer import MemoryWatermarks, Subscription, follow
 from headrace.errors import HeadraceError
 from headrace.settings import Settings
 from headrace.sinks.building import router_of
 from headrace.sinks.configuration import SinkConfiguration
+from headrace.sinks.operating import promise_text
 from headrace.sinks.port import CheckableSink, SinkAwayError, SinkOptions
 from headrace.sinks.targets import is_database, promise_to, sink_class
 

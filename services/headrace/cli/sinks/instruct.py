@@ -7,47 +7,38 @@ later follows it too.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping
-from dataclasses import replace
 
 from nats.js.errors import NoKeysError, NotFoundError
 
 from headrace.cli.session import nats
-from headrace.cli.sinks.look import shown
+from headrace.cli.sinks.look import operator, shown
 from headrace.jetstream.state import bucket
 from headrace.settings import Settings
-from headrace.sinks.configuration import ConfigurationError, SinkConfiguration
-from headrace.sinks.control import Control, ResetTo, control_key, durable_name
-from headrace.sinks.targets import is_database
+from headrace.sinks.configuration import SinkConfiguration
+from headrace.sinks.control import ResetTo, durable_name
+from headrace.sinks.operating import check_reset
 
 
 async def pause(
     settings: Settings, sink: SinkConfiguration, *, paused: bool, as_json: bool
 ) -> None:
     """Store that the sink is to pause, or to continue."""
-    async with nats(settings, "sinks") as (client, _):
-        state = await bucket(client.jetstream(), settings.streams.state)
-        control = Control(state, control_key(settings.source.slot, sink.name))
+    async with operator(settings, "sinks") as sinks:
         if paused:
-            await control.pause("paused by an operator")
+            await sinks.pause(sink.name)
         else:
-            await control.resume()
+            await sinks.resume(sink.name)
     done = "paused" if paused else "resumed"
     shown([{"sink": sink.name, "instruction": done}], as_json=as_json)
 
 
 async def reset(settings: Settings, sink: SinkConfiguration, to: ResetTo, *, as_json: bool) -> None:
     """Store that the sink is to forget its position."""
-    if to is not ResetTo.SNAPSHOT and is_database(sink.address(os.environ)):
-        raise ConfigurationError(
-            f"sink {sink.name!r} is a copy of tables, which can't begin in the middle",
-            remedy="Use `--to snapshot`, which copies the tables again.",
-        )
-    async with nats(settings, "sinks") as (client, _):
-        state = await bucket(client.jetstream(), settings.streams.state)
-        control = Control(state, control_key(settings.source.slot, sink.name))
-        await control.change(lambda found: replace(found, reset=to))
+    # Before NATS is needed.
+    check_reset(sink, to)
+    async with operator(settings, "sinks") as sinks:
+        await sinks.reset(sink, to)
     shown([{"sink": sink.name, "instruction": f"reset to {to}"}], as_json=as_json)
 
 

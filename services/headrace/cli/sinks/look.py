@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import orjson
 import typer
 from nats.js import JetStreamContext
-from nats.js.errors import NotFoundError
 from rich.table import Table
 from rich.text import Text
 
@@ -16,16 +16,13 @@ from headrace.cli.session import nats
 from headrace.cli.terminal import Console
 from headrace.contract.events import decode
 from headrace.contract.subjects_and_ids import split_table_token
-from headrace.errors import HeadraceError
 from headrace.jetstream.state import bucket
 from headrace.mirror.published import Published
 from headrace.settings import Settings
 from headrace.sinks.building import check_columns
 from headrace.sinks.configuration import SinkConfiguration
-from headrace.sinks.control import Control, control_key, durable_name
-from headrace.sinks.dead_letters import DeadLetters
+from headrace.sinks.operating import SinkOperator, promise_text
 from headrace.sinks.routing import SKIP_PREFIX
-from headrace.sinks.targets import promise_to
 
 Sinks = Mapping[str, SinkConfiguration]
 
@@ -49,12 +46,12 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def promise_text(sink: SinkConfiguration) -> str:
-    """The promise of the sink's class; empty if its address is a secret or can't be used here."""
-    try:
-        return str(promise_to(sink.to))
-    except (HeadraceError, ImportError):
-        return ""
+@contextlib.asynccontextmanager
+async def operator(settings: Settings, command: str) -> AsyncIterator[SinkOperator]:
+    """The sinks of a suite, for the time of a command."""
+    async with nats(settings, command) as (client, _):
+        js = client.jetstream()
+        yield SinkOperator(js, await bucket(js, settings.streams.state), settings)
 
 
 async def plan(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:
@@ -101,33 +98,20 @@ async def _check(
 async def ls(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:
     """Show how far each sink is."""
     rows = []
-    source = settings.source.slot
-    async with nats(settings, "sinks") as (client, _):
-        js = client.jetstream()
-        state = await bucket(js, settings.streams.state)
-        parked = await DeadLetters(js, settings.streams.parked, source).names()
+    async with operator(settings, "sinks") as known:
+        parked = await known.letters.names()
         for sink in sinks.values():
-            instructions = await Control(state, control_key(source, sink.name)).read()
+            instructions = await known.instructions(sink.name)
+            read = await known.read_up_to(sink.name)
             rows.append(
                 {
                     "sink": sink.name,
                     "to": sink.to,
                     "promise": promise_text(sink),
                     "state": "paused" if instructions.paused else "active",
-                    "behind": await _behind(js, settings, sink.name),
+                    "behind": None if read is None else read.behind,
                     "dead_letters": sum(owner == sink.name for owner, _ in parked),
                     "reason": instructions.reason,
                 }
             )
     shown(rows, as_json=as_json)
-
-
-async def _behind(js: JetStreamContext, settings: Settings, name: str) -> int | None:
-    """The stream's messages that the sink has not committed; None if it has never run."""
-    try:
-        info = await js.consumer_info(
-            settings.streams.cdc, durable_name(settings.source.slot, name)
-        )
-    except NotFoundError:
-        return None
-    return int(info.num_pending or 0) + int(info.num_ack_pending or 0)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import orjson
 import typer
 
 from headrace.cli.session import nats
-from headrace.cli.sinks.look import shown
-from headrace.jetstream.state import bucket
+from headrace.cli.sinks.look import operator, shown
 from headrace.settings import Settings
-from headrace.sinks.control import Control, control_key
 from headrace.sinks.dead_letters import DeadLetters
 from headrace.sinks.formats.json_values import dumps
 
@@ -49,20 +46,13 @@ async def show(settings: Settings, sink: str, record_id: str, *, as_json: bool) 
 
 async def replay(settings: Settings, sink: str, record_id: str | None, *, as_json: bool) -> None:
     """Store that the sink's process is to deliver them."""
-    source = settings.source.slot
-    async with nats(settings, "dead-letters") as (client, _):
-        js = client.jetstream()
-        letters = DeadLetters(js, settings.streams.parked, source)
+    async with operator(settings, "dead-letters") as sinks:
         if record_id is None:
-            wanted = tuple(one for _, one in await letters.names(sink))
+            wanted = tuple(one for _, one in await sinks.letters.names(sink))
         else:
             # Raises if there is no such record.
-            wanted = ((await letters.get(sink, record_id)).id,)
-        state = await bucket(js, settings.streams.state)
-        control = Control(state, control_key(source, sink))
-        await control.change(
-            lambda found: replace(found, replay=tuple(dict.fromkeys((*found.replay, *wanted))))
-        )
+            wanted = ((await sinks.letters.get(sink, record_id)).id,)
+        await sinks.deliver(sink, wanted)
     rows = [{"sink": sink, "id": one, "instruction": "deliver again"} for one in wanted]
     shown(rows, as_json=as_json)
 
