@@ -1,4 +1,4 @@
-"""What the console says of the parts of a suite follows from what is known of them."""
+"""The console's account of a suite's parts follows from what is known of them."""
 
 from __future__ import annotations
 
