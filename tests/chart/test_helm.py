@@ -101,7 +101,7 @@ def test_every_port_and_probe_is_the_services(values: Path) -> None:
             container[f"{probe}Probe"]["httpGet"]["path"]
             for probe in ("startup", "liveness", "readiness")
         }
-        assert paths <= {"/livez", "/readyz"}, name
+        assert paths <= {"/livez", "/readyz", "/standbyz"}, name
 
 
 @pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
@@ -403,11 +403,12 @@ def test_the_one_that_holds_the_slot_ends_before_the_next_begins() -> None:
             assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
-def test_a_standby_does_not_hold_up_an_upgrade() -> None:
+def test_a_standby_holds_up_an_upgrade_only_if_it_could_not_take_over() -> None:
     for manifest in of_kind(CHART / "ci/minimal.yaml", "Deployment"):
         if manifest["spec"]["replicas"] > 1:
             container = manifest["spec"]["template"]["spec"]["containers"][0]
-            assert container["readinessProbe"]["httpGet"]["path"] == "/livez"
+            assert container["readinessProbe"]["httpGet"]["path"] == "/standbyz"
+            assert manifest["spec"]["minReadySeconds"] > 0
 
 
 @pytest.mark.parametrize(

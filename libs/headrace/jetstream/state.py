@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,8 +163,13 @@ class Lease:
     _revision: int = -1
     _since: float = 0.0
 
-    async def acquire(self, scope: Scope) -> bool:
-        """Wait until this process holds the lease; False if the service stops instead."""
+    async def acquire(
+        self, scope: Scope, check: Callable[[], Awaitable[None]] | None = None
+    ) -> bool:
+        """Wait until this process holds the lease; False if the service stops instead.
+
+        A process that waits is a standby once `check` has passed.
+        """
         while not scope.stopping.is_set():
             try:
                 acquired = await self._try()
@@ -176,10 +181,24 @@ class Lease:
                     scope.health.unblock("lease")
                     log.info("lease_acquired", key=self._cell.key, holder=self._holder)
                     return True
+                if check is not None and not await self._passes(scope, check):
+                    continue
+                check = None
                 holder = (self._cell.value or {}).get("holder")
-                scope.health.block("lease", f"standing by: {self._cell.key} is held by {holder}")
+                scope.health.stand_by("lease", f"{self._cell.key} is held by {holder}")
             await scope.pause(min(0.25, self._ttl_s / 4))
         return False
+
+    async def _passes(self, scope: Scope, check: Callable[[], Awaitable[None]]) -> bool:
+        """Whether this process could work with the lease; if not, it is looked at again later."""
+        try:
+            await check()
+        except HeadraceError as error:
+            scope.health.block("lease", f"could not take over: {error}")
+            # Less often than a server blocks those who fail to log in.
+            await scope.pause(self._ttl_s)
+            return False
+        return True
 
     async def _try(self) -> bool:
         """Take the lease if it is free, or its holder was silent for the whole time to live."""

@@ -121,6 +121,11 @@ async def connect_lastingly(
     return connection
 
 
+async def check_login(settings: PostgresSettings, application: str) -> None:
+    """Raise what keeps this process from connecting."""
+    await (await connect(settings, application)).close()
+
+
 async def connect(
     settings: PostgresSettings, application: str, **session: str
 ) -> asyncpg.Connection:

@@ -1,7 +1,8 @@
 """Health of a process: alive while its loop runs, ready while nothing blocks its work.
 
-Serves `/livez`, `/readyz` (503 with the reasons; warnings in either case) and `/metrics` on the
-service's own port. Responses contain only names, counts and reasons.
+Serves `/livez`, `/readyz` (503 with the reasons; warnings in either case), `/standbyz` (200 also
+while the only reason is another instance that works) and `/metrics` on the service's own port.
+Responses contain only names, counts and reasons.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Health:
         self.warnings: dict[str, str] = {}
         # Not ready from the start: the port is open before the service can work.
         self._reasons: dict[str, str] = {"start": "starting"}
+        # The parts of them that wait for another instance.
+        self._standing: set[str] = set()
 
     def started(self) -> None:
         self.unblock("start")
@@ -50,8 +53,15 @@ class Health:
         if self._reasons.get(part) != reason:
             log.warning("not_ready", part=part, reason=reason)
         self._reasons[part] = reason
+        self._standing.discard(part)
+
+    def stand_by(self, part: str, reason: str) -> None:
+        """Say that `part` could work, and waits because another instance does."""
+        self.block(part, f"standing by: {reason}")
+        self._standing.add(part)
 
     def unblock(self, part: str) -> None:
+        self._standing.discard(part)
         if self._reasons.pop(part, None) is not None and not self._reasons:
             log.info("ready")
 
@@ -62,6 +72,11 @@ class Health:
     @property
     def ready(self) -> bool:
         return not self._reasons
+
+    @property
+    def standing_by(self) -> bool:
+        """Whether it would work if the other instance ended."""
+        return bool(self._standing) and self._reasons.keys() <= {"start", *self._standing}
 
     def refreshed(self) -> Stats:
         """The current metrics."""
@@ -81,13 +96,19 @@ def application(
         # Not dependent on servers: a restart does not help a service that waits for one.
         return web.json_response({"status": "ok", "service": health.service})
 
-    async def readyz(_: web.Request) -> web.Response:
+    def answer(*, ok: bool) -> web.Response:
         body = {"status": "ok", "service": health.service, "reasons": health.reasons}
         if health.warnings:
             body["warnings"] = health.warnings
-        if health.ready:
+        if ok:
             return web.json_response(body)
         return web.json_response(body | {"status": "unavailable"}, status=503)
+
+    async def readyz(_: web.Request) -> web.Response:
+        return answer(ok=health.ready)
+
+    async def standbyz(_: web.Request) -> web.Response:
+        return answer(ok=health.ready or health.standing_by)
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
@@ -98,6 +119,7 @@ def application(
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
+    app.router.add_get("/standbyz", standbyz)
     if extend is None:
         app.router.add_get("/metrics", metrics)
     else:

@@ -22,8 +22,12 @@ async def run_leased(
     client: Client,
     role: str,
     work: Callable[[KeyValue, str], Awaitable[None]],
+    check: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Do `work(state bucket, session)` while this process holds the lease of the role."""
+    """Do `work(state bucket, session)` while this process holds the lease of the role.
+
+    `check` raises what would keep a standby from working, such as a wrong password.
+    """
     session = secrets.token_hex(8)
     state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
     if state is None:
@@ -32,7 +36,7 @@ async def run_leased(
     lease = Lease(cell, session, settings.state.lease_ttl_s)
     # A standby waits here as long as another process renews the lease; it is False only after a
     # stop.
-    if not await lease.acquire(scope):
+    if not await lease.acquire(scope, check):
         return
     keeper = scope.spawn("lease", lease.keep(scope))
     await work(state, session)

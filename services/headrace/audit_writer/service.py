@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
 from headrace import log as logs
-from headrace.audit.destination import Destination, connect
+from headrace.audit.destination import ClaimedError, Destination, connect
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.audit_writer.page import Page
 from headrace.audit_writer.session import Marks, Session, opened
@@ -166,9 +166,11 @@ class AuditWriter:
             message = str(error)
         if not message and isinstance(error, TimeoutError):
             message = "it did not answer in time"
-        self._scope.health.block(
-            "stream" if stream else "destination", message or type(error).__name__
-        )
+        part = "stream" if stream else "destination"
+        if isinstance(error, ClaimedError):
+            self._scope.health.stand_by(part, message)
+        else:
+            self._scope.health.block(part, message or type(error).__name__)
         self._scope.health.stats.count("audit_recoveries")
 
     async def look(self) -> None:

@@ -27,6 +27,7 @@ from headrace.lake_writer.follower import Follower, Places
 from headrace.lake_writer.lag import Lag
 from headrace.lake_writer.rewrites import Rewrites
 from headrace.lake_writer.upkeep import Upkeep
+from headrace.postgres.connection import check_login
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.recovery import follow_on
@@ -42,7 +43,9 @@ async def run(scope: Scope, settings: Settings) -> None:
     check_lake(settings)
 
     async def work(client: Client) -> None:
-        await run_leased(scope, settings, client, SERVICE, partial(_work, scope, settings, client))
+        check = partial(check_login, settings.postgres, f"headrace {SERVICE}")
+        follow = partial(_work, scope, settings, client)
+        await run_leased(scope, settings, client, SERVICE, follow, check)
 
     await on_the_bus(scope, settings, work, Endpoint(settings).extend)
 

@@ -19,6 +19,7 @@ from headrace.confirming.epoch_follower import EpochFollower
 from headrace.confirming.relations import Relations, value_options
 from headrace.errors import describe
 from headrace.jetstream.provisioning import ensure_patiently
+from headrace.postgres.connection import check_login
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.recovery import follow_on
@@ -39,7 +40,9 @@ SERVICE = "publisher"
 async def run(scope: Scope, settings: Settings) -> None:
     async def work(client: Client) -> None:
         await ensure_patiently(scope, client.jetstream(), settings.streams)
-        await run_leased(scope, settings, client, SERVICE, partial(_work, scope, settings, client))
+        check = partial(check_login, settings.postgres, f"headrace {SERVICE}")
+        follow = partial(_work, scope, settings, client)
+        await run_leased(scope, settings, client, SERVICE, follow, check)
 
     await on_the_bus(scope, settings, work)
 

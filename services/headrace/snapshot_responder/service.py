@@ -18,6 +18,7 @@ from headrace import log as logs
 from headrace.contract.subjects_and_ids import SNAPSHOT_REQUEST_SUBJECTS
 from headrace.errors import describe
 from headrace.jetstream.provisioning import ensure_patiently
+from headrace.postgres.connection import check_login
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
@@ -40,7 +41,8 @@ async def run(scope: Scope, settings: Settings) -> None:
         await ensure_patiently(scope, client.jetstream(), settings.streams)
         if not scope.stopping.is_set():
             respond = partial(_work, scope, settings, client)
-            await run_leased(scope, settings, client, SERVICE, respond)
+            check = partial(check_login, settings.postgres, f"headrace {SERVICE}")
+            await run_leased(scope, settings, client, SERVICE, respond, check)
 
     await on_the_bus(scope, settings, work)
 

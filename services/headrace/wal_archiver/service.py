@@ -116,7 +116,7 @@ class _Work:
     async def _back_off(self, error: Exception, backoff: Backoff) -> None:
         self._scope.health.stats.count("backup_recoveries")
         if isinstance(error, SlotBusyError):
-            self._scope.health.block("postgres", f"standing by: {error}")
+            self._scope.health.stand_by("postgres", str(error))
             await self._scope.pause(jittered(STANDBY_POLL_S))
             return
         part = "store" if isinstance(error, BackupError) else "postgres"

@@ -157,7 +157,7 @@ class WalReaderService:
 
     async def _back_off(self, error: Exception, backoff: Backoff) -> None:
         if isinstance(error, SlotBusyError | StandbyError):
-            self._scope.health.block("postgres", f"standing by: {error}")
+            self._scope.health.stand_by("postgres", str(error))
             await self._scope.pause(jittered(STANDBY_POLL_S))
             return
         # A bus failure is reported separately.

@@ -10,6 +10,7 @@ import msgpack
 import pytest
 from nats.errors import Error as NatsError
 
+from headrace.errors import HeadraceError
 from headrace.jetstream.state import (
     Cell,
     ForeignStateError,
@@ -31,6 +32,10 @@ TTL_S = 4.0
 
 async def cell(nats: SimulatedNats, key: str = "key") -> Cell:
     return Cell(await nats.state(), key)
+
+
+def stands_by(scope: Scope) -> bool:
+    return scope.health.standing_by
 
 
 def scope() -> Scope:
@@ -113,6 +118,35 @@ async def test_a_free_lease_is_taken_at_once_and_a_released_one_soon() -> None:
         assert await waiting
         assert time.monotonic() - began < 1
         assert "lease" not in other.health.reasons
+
+
+@on_virtual_time
+async def test_a_process_is_a_standby_once_it_could_work() -> None:
+    refusals = [HeadraceError("a wrong password")] * 2
+
+    async def check() -> None:
+        if refusals:
+            raise refusals.pop()
+
+    async with simulated_nats(SETTINGS) as nats:
+        first, second = await lease(nats, "first"), await lease(nats, "second")
+        keeper, other = scope(), scope()
+        assert await first.acquire(keeper)
+        keeping = asyncio.ensure_future(first.keep(keeper))
+        waiting = asyncio.ensure_future(second.acquire(other, check))
+        await asyncio.sleep(TTL_S)
+        assert other.health.reasons["lease"] == "could not take over: a wrong password"
+        assert not stands_by(other)
+        await asyncio.sleep(3 * TTL_S)
+        assert "is held by first" in other.health.reasons["lease"]
+        assert stands_by(other)
+        other.health.block("bus", "NATS is away")
+        assert not stands_by(other)
+        keeper.stopping.set()
+        await keeping
+        await first.release()
+        assert await waiting
+        assert not stands_by(other)
 
 
 @on_virtual_time
