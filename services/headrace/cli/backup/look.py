@@ -77,6 +77,7 @@ def status(settings: Settings, store: BackupStore, *, as_json: bool) -> None:
     found = ranges(planner.pieces)
     missing = holes(found)
     said = store.status()
+    stored = sum(size for _, size in store.tree(""))
     body = {
         "store": store.url,
         "system_id": store.identity.system_id,
@@ -91,14 +92,33 @@ def status(settings: Settings, store: BackupStore, *, as_json: bool) -> None:
         "unfinished_backups": sorted(Backups(store).unfinished()),
         "standbys": [_standby(one) for one in _standbys(settings, store)],
         "last_drill": _last_drill(store),
-        "stored_bytes": sum(size for _, size in store.tree("")),
+        "stored_bytes": stored,
     }
     if as_json:
         print(json.dumps(body))
         return
     console = Console()
-    for name, value in body.items():
-        console.print(f"{name.replace('_', ' '):<20} {value}")
+    people = {**body, "stored_bytes": shown(stored)}
+    for name, value in people.items():
+        for place, line in enumerate(_lines(value)):
+            title = "" if place else name.removesuffix("_bytes").replace("_", " ")
+            console.print(f"{title:<20} {line}")
+
+
+def _lines(value: object) -> list[str]:
+    """A value for people, in one line or several."""
+    if value is None or value == []:
+        return ["none"]
+    if isinstance(value, list):
+        return [_line(one) for one in value]
+    return [str(value)]
+
+
+def _line(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    known = {key: one for key, one in value.items() if one is not None}
+    return ", ".join(f"{key.replace('_', ' ')} {one}" for key, one in known.items())
 
 
 def _standbys(settings: Settings, store: BackupStore) -> list[StandbyLag]:
