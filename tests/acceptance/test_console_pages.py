@@ -8,8 +8,6 @@ length of the load, and HEADRACE_CONSOLE_PICTURES a folder for pictures of the p
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +19,6 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from headrace.console import __file__ as package
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
 from headrace.testing.browser import Browser, browser, chromium
@@ -29,20 +26,22 @@ from headrace.testing.database import fresh_database
 from headrace.testing.line import Line, running_line
 from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
+from tests.support.console_pages import (
+    ALL_LOOKS,
+    AXE,
+    LOOKS,
+    TIMEOUT_S,
+    is_calm,
+    settled,
+    until,
+    until_answers,
+    visit,
+)
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(chromium() is None, reason="Chromium is not installed"),
     pytest.mark.timeout(1200),
-]
-TIMEOUT_S = 120.0
-AXE = Path(package).parent / "web" / "node_modules" / "axe-core" / "axe.min.js"
-RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
-LOOKS = [(1280, 900, False), (390, 844, True)]
-ALL_LOOKS = [
-    (width, height, dark)
-    for width, height in ((390, 844), (1280, 900), (1920, 1080))
-    for dark in (False, True)
 ]
 # Markup, direction marks, a control character and the longest name that PostgreSQL takes.
 HOSTILE = ["<img src=x onerror=alert(1)>", "\u202etxet\u202c", "a\x07b", "n" * 63]
@@ -123,21 +122,11 @@ async def fill(line: Line) -> None:
 @pytest_asyncio.fixture(loop_scope="module")
 async def page(world: World, tmp_path: Path) -> AsyncIterator[Browser]:
     """The overview, in a profile that has seen nothing."""
-    await until_answers(world)
+    await until_answers(world.port)
     async with browser(tmp_path, f"{world.base}/") as page:
         await page.listen()
         await page.shows("Waterline")
         yield page
-
-
-async def until_answers(world: World) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            with contextlib.suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", world.port)
-                writer.close()
-                return
-            await asyncio.sleep(0.1)
 
 
 async def known(world: World, table: str) -> None:
@@ -146,28 +135,6 @@ async def known(world: World, table: str) -> None:
     async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as http:
         while (await http.get(url)).status != HTTPStatus.OK:  # noqa: ASYNC110  # a page gives no event
             await asyncio.sleep(0.1)
-
-
-async def until(page: Browser, condition: str) -> None:
-    """Wait until a JavaScript expression is true in the page."""
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            while not await page.evaluate(condition):  # noqa: ASYNC110  # the page tells nobody
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        text = await page.evaluate("document.body.innerText")
-        raise AssertionError(f"never true: {condition}\n{text}") from None
-
-
-async def settled(page: Browser, path: str) -> None:
-    """The page at this path shows what it has to show."""
-    await until(page, f"location.pathname + location.search === {json.dumps(path)}")
-    await until(page, "!!document.querySelector('h1') && !document.querySelector('.loading')")
-
-
-async def visit(page: Browser, world: World, path: str) -> None:
-    await page.go(world.base + path)
-    await settled(page, path)
 
 
 async def newest_update(page: Browser) -> str:
@@ -193,20 +160,6 @@ async def paths(page: Browser) -> list[str]:
     ]  # fmt: skip
 
 
-async def is_calm(page: Browser, look: str) -> None:
-    """Nothing sticks out, nothing complains, and assistive technology can read everything."""
-    wide = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert wide[0] <= wide[1], f"{look}: {wide}"
-    if AXE.exists():
-        await page.evaluate(await asyncio.to_thread(AXE.read_text) + ";0")
-        found = await page.evaluate(
-            f"axe.run(document, {{runOnly: {RULES}}}).then((r) => r.violations.map((v) =>"
-            " v.id + ' ' + v.nodes.map((n) => n.target + ' ' + n.failureSummary).join('; ')))"
-        )
-        assert found == [], look
-    assert page.complaints == [], look
-
-
 async def test_every_page_is_calm_in_every_size_and_theme(world: World, page: Browser) -> None:
     if os.environ.get("CI") == "true":
         assert AXE.exists(), "run tests/tools"
@@ -214,7 +167,7 @@ async def test_every_page_is_calm_in_every_size_and_theme(world: World, page: Br
     for path in await paths(page):
         for width, height, dark in looks:
             await page.looks_like(width, height, dark=dark)
-            await visit(page, world, path)
+            await visit(page, world.base, path)
             await is_calm(page, f"{path} at {width}, dark {dark}")
             await keep_picture(page, path, width, dark=dark)
 
@@ -251,7 +204,7 @@ async def test_the_trail_has_the_change_its_row_and_the_sql_that_undoes_it(
         "UPDATE audited SET name = 'after'",
     )
     await known(world, "audited")
-    await visit(page, world, "/rows/audited/1")
+    await visit(page, world.base, "/rows/audited/1")
     await until(page, f"{REVERTS}.length === 2")
     await page.evaluate(f"{REVERTS}[0].click()")
     await until(page, "!!document.querySelector('dialog[open] pre')")
@@ -264,7 +217,7 @@ async def test_the_trail_has_the_change_its_row_and_the_sql_that_undoes_it(
 
 
 async def test_names_and_values_that_people_wrote_are_text(world: World, page: Browser) -> None:
-    await visit(page, world, "/tables")
+    await visit(page, world.base, "/tables")
     await page.shows(HOSTILE[0])
     assert await page.evaluate("document.querySelectorAll('main img').length") == 0
     shown = str(await page.evaluate("document.querySelector('main').innerText"))
@@ -276,7 +229,7 @@ async def test_names_and_values_that_people_wrote_are_text(world: World, page: B
 
 async def test_integers_keep_every_digit(world: World, page: Browser) -> None:
     position = (await newest_update(page)).replace("/", "-").replace("+", "-")
-    await visit(page, world, f"/events/{position}")
+    await visit(page, world.base, f"/events/{position}")
     await page.shows("9007199254740993")
 
 
@@ -284,7 +237,7 @@ async def test_live_events_are_each_listed_once_and_counted_exactly(
     world: World, page: Browser
 ) -> None:
     await world.line.execute("CREATE TABLE live (id int PRIMARY KEY)")
-    await visit(page, world, "/events?table=live&op=INSERT")
+    await visit(page, world.base, "/events?table=live&op=INSERT")
     await until(page, "!!document.querySelector('[data-count=matched]')")
     for number in range(50):
         await world.line.execute(f"INSERT INTO live VALUES ({number})")
@@ -308,7 +261,7 @@ async def test_a_console_that_was_killed_is_noticed_and_nothing_is_listed_twice(
     world: World, page: Browser
 ) -> None:
     await world.line.execute("CREATE TABLE kept (id int PRIMARY KEY)")
-    await visit(page, world, "/events?table=kept&op=INSERT")
+    await visit(page, world.base, "/events?table=kept&op=INSERT")
     await until(page, "!!document.querySelector('[data-count=matched]')")
     await world.line.execute("INSERT INTO kept SELECT generate_series(1, 5)")
     await until(page, "document.querySelector('[role=grid]').ariaRowCount === '6'")
@@ -341,7 +294,7 @@ async def test_a_burst_is_counted_exactly_and_the_page_stays_responsive(
 ) -> None:
     seconds = float(os.environ.get("HEADRACE_CONSOLE_SECONDS", "4"))
     await world.line.execute("CREATE TABLE burst (id bigint PRIMARY KEY, text text)")
-    await visit(page, world, "/events?table=burst&op=INSERT")
+    await visit(page, world.base, "/events?table=burst&op=INSERT")
     await until(page, "!!document.querySelector('[data-count=matched]')")
     # The page follows when it has counted one.
     await world.line.execute("INSERT INTO burst VALUES (0, 'the first')")

@@ -5,6 +5,6 @@ The modules are functions over Arrow: `fold` (changes to one net change per key)
 files and positions), `data_files` (Arrow to files), `snapshots` (files to metadata) and `catalog`
 (metadata to a cut). Nothing here decides when something is done: that is the lake service's.
 
-Only `lake_writer`, `cli`, `spark`, `sql`, `sql_server` and `verify` may import it. It never reads
-the replication stream, and never overwrites or removes a file that a cut may refer to.
+Only `lake_writer`, `cli`, `console`, `spark`, `sql`, `sql_server` and `verify` may import it. It
+never reads the replication stream, and never overwrites or removes a file that a cut may refer to.
 """

@@ -53,6 +53,15 @@ class ConsoleSettings:
         "Columns (`table.column`) whose values the console shows to nobody, in addition to "
         "`HEADRACE_AUDIT_REDACT`.",
     )
+    sql_url: str | None = setting(
+        "HEADRACE_CONSOLE_SQL_URL",
+        None,
+        "Address of the [SQL server](sql.md) for the page SQL, as "
+        "`postgresql://user:password@host:5440/lake`, with a user of `headrace sql users add`. "
+        "People with the right `sql` read with the grants of this user. Unset, there is no "
+        "SQL on the console.",
+        secret=True,
+    )
     acts_stream: str = setting(
         "HEADRACE_CONSOLE_ACTS_STREAM",
         "HEADRACE_ACTS",

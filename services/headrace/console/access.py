@@ -52,6 +52,10 @@ class Caller:
         """Whether values of this table may be shown to them."""
         return _covers(self.values, schema, table)
 
+    def may_query(self, schema: str, table: str) -> bool:
+        """Whether their statements may read this table."""
+        return _covers(self.sql, schema, table)
+
     @property
     def sees_everything(self) -> bool:
         return "*" in self.values

@@ -40,12 +40,19 @@ def stamp(moment: float | None = None) -> str:
 class LastKnown(Generic[T]):
     """The last value of one part."""
 
-    def __init__(self, part: str, read: Callable[[], Awaitable[T]], fresh_s: float) -> None:
+    def __init__(
+        self,
+        part: str,
+        read: Callable[[], Awaitable[T]],
+        fresh_s: float,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> None:
         self.part = part
         self.value: T | None = None
         self.reason = "not read yet"
         self._read = read
         self._fresh_s = fresh_s
+        self._timeout_s = timeout_s
         self._at: float | None = None
         self._tried = 0.0
         self._turn = asyncio.Lock()
@@ -61,7 +68,7 @@ class LastKnown(Generic[T]):
     async def _refresh(self) -> None:
         try:
             # Less than a request may take: an answer with old values beats none.
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 self.value = await self._read()
         except FAILURES as error:
             self.reason = describe(error)

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from headrace.console.answers import body_of, caller_of
-from headrace.console.plans import Intent, Plans
+from headrace.console.plans import STEP, Intent, Plans
 from headrace.console.problem import ProblemError, invalid, unavailable
 from headrace.console.reading import EventReader
 from headrace.console.suite_view import SuiteView
@@ -31,7 +31,6 @@ from headrace.suite.pause import Pause
 
 # Less than a request may take.
 ANSWER_TIMEOUT_S = 10.0
-_STEP = ("dry_run", "plan", "reason")
 
 
 class Operations:
@@ -71,7 +70,7 @@ class Operations:
 
     async def _keep(self, request: web.Request, *, paused: bool) -> web.Response:
         """Plan or do a pause or its end."""
-        body = await body_of(request, *_STEP)
+        body = await body_of(request, *STEP)
         state = await bucket(self._reader.client.jetstream(), self._settings.streams.state)
         # Read for the plan: someone else may have paused in the meantime.
         now = await pauses.read(state, self._settings)
@@ -109,7 +108,7 @@ class Operations:
         return await self._plans.handle(request, body, intent)
 
     async def request_snapshot(self, request: web.Request) -> web.Response:
-        body = await body_of(request, "token", "columns", "filter", *_STEP)
+        body = await body_of(request, "token", "columns", "filter", *STEP)
         token = _token(body)
         rows, size = await self._tables.estimate(token)
         version = (await self._tables.one(token))["table"]["schema_version"]
@@ -183,7 +182,7 @@ class Operations:
         return found
 
     async def cancel_snapshot(self, request: web.Request) -> web.Response:
-        body = await body_of(request, "token", *_STEP)
+        body = await body_of(request, "token", *STEP)
         token = _token(body)
         name = request.match_info["id"]
 

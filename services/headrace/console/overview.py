@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.console.waterline import consumer_state
+from headrace.console.waterline import STATES, consumer_state
 from headrace.suite.services import SERVICES, facts_of
 
-_STATES = {"ready": "running", "not ready": "attention", "silent": "failed"}
 _RANK = ("running", "waiting", "paused", "attention", "failed")
 _FORESEEN_S = 90 * 86_400
 Document = dict[str, Any]
@@ -206,7 +205,7 @@ def service_lines(status: Mapping[str, Any] | None) -> list[Document]:
     return [
         {
             "name": name,
-            "state": _STATES[service["state"]],
+            "state": STATES[service["state"]],
             "reasons": [str(reason) for reason in service["reasons"].values()],
             "instances": int(service["instances"]),
             "uptime_s": _number(service["figures"].get("uptime_seconds")),

@@ -28,6 +28,8 @@ PLAN_S = 600.0
 PLANS_MAX = 200
 KEYS_MAX = 500
 ACTS_PER_MINUTE = 30
+# The keys of every act's body.
+STEP = ("dry_run", "plan", "reason")
 _KEY = re.compile(r"[A-Za-z0-9_-]{8,100}")
 
 

@@ -21,11 +21,13 @@ from headrace.console import assets, endpoints
 from headrace.console.access import Caller, Role, access_of
 from headrace.console.acts import ActsLog
 from headrace.console.audit_answers import AuditAnswers
+from headrace.console.backups import BackupAnswers
 from headrace.console.cells import Redaction
 from headrace.console.endpoints import ENDLESS, ApiEndpoint
 from headrace.console.guard import CALLER, Guard
 from headrace.console.identity import SignIn
 from headrace.console.known import FAILURES
+from headrace.console.lake import LakeView
 from headrace.console.live import LiveRing
 from headrace.console.operations import Operations
 from headrace.console.plans import Plans
@@ -33,7 +35,9 @@ from headrace.console.problem import ProblemError
 from headrace.console.reading import EventReader
 from headrace.console.seen import SuiteAnswers
 from headrace.console.sessions import Sessions
+from headrace.console.sinks import Sinks
 from headrace.console.snapshots import SnapshotList
+from headrace.console.sql import SqlRuns
 from headrace.console.sse import Live
 from headrace.console.suite_view import SuiteView
 from headrace.console.system import System
@@ -81,6 +85,10 @@ class ConsoleParts:
         self._audit = AuditAnswers(settings, self._suite, redaction)
         plans = Plans(self._acts, scope.health.stats)
         self._operations = Operations(settings, self._reader, self._suite, tables, plans)
+        self._sinks = Sinks(settings, self._reader, self._suite, tables, redaction, plans)
+        self._backups = BackupAnswers(settings, self._suite)
+        self._sql = SqlRuns(settings, self._suite, redaction, self._acts)
+        self._lake = LakeView(settings, self._suite)
         self._live = Live(
             scope,
             self._suite,
@@ -112,6 +120,16 @@ class ConsoleParts:
             ("/consumers", seen.consumers),
             ("/services", seen.services),
             ("/snapshots", self._snapshots.page),
+            ("/sinks", self._sinks.page),
+            ("/sinks/{name}", self._sinks.one),
+            ("/lake", self._lake.page),
+            ("/lake/tables", self._lake.tables),
+            ("/backups", self._backups.page),
+            ("/backups/drops", self._backups.drops),
+            ("/backups/plan", self._backups.plan),
+            ("/sql/catalog", self._sql.catalog),
+            ("/sql/runs/{id}", self._sql.one),
+            ("/sql/runs/{id}/rows", self._sql.rows),
             ("/gaps", self._system.gaps),
             ("/parked", self._system.parked),
             ("/settings", self._system.settings),
@@ -126,6 +144,10 @@ class ConsoleParts:
             ("/snapshots/{id}/cancel", operations.cancel_snapshot),
             ("/suite/pause", operations.pause),
             ("/suite/resume", operations.resume),
+            ("/sinks/{name}/pause", self._sinks.pause),
+            ("/sinks/{name}/resume", self._sinks.resume),
+            ("/sinks/{name}/reset", self._sinks.reset),
+            ("/sinks/{name}/replay", self._sinks.replay),
             ("/audit/reverts", self._audit.revert),
         ]
         return [
@@ -135,6 +157,9 @@ class ConsoleParts:
             ApiEndpoint("DELETE", "/session", None, self._identity.sign_out),
             *(ApiEndpoint("GET", path, Role.VIEWER, handler) for path, handler in viewer),
             *(ApiEndpoint("POST", path, Role.OPERATOR, handler) for path, handler in operator),
+            # They read: the right `sql` decides, and not a role.
+            ApiEndpoint("POST", "/sql/runs", Role.VIEWER, self._sql.start),
+            ApiEndpoint("DELETE", "/sql/runs/{id}", Role.VIEWER, self._sql.cancel),
             ApiEndpoint("GET", "/acts", Role.ADMIN, seen.acts),
         ]
 

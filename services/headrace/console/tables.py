@@ -100,6 +100,10 @@ class Tables:
         items[0]["current"] = True
         return {**self._suite.head(), "items": items}
 
+    async def tokens(self) -> list[str]:
+        """The tokens of the published tables."""
+        return sorted(await self._schemas.current() or {})
+
     async def estimate(self, token: str) -> tuple[int | None, int | None]:
         """PostgreSQL's estimate of rows, and the bytes of the table."""
         await self._schema(token)

@@ -23,7 +23,8 @@ _FIGURES = (
     ("audit-writer", "audit_lsn", "audit", "The audit trail is written up to it."),
     ("wal-archiver", "backup_stored_lsn", "backup", "The physical log is stored up to it."),
 )
-_STATES = {"ready": "running", "not ready": "attention", "silent": "failed"}
+# Telemetry's words and the pages'.
+STATES = {"ready": "running", "not ready": "attention", "silent": "failed"}
 # The oldest message that a consumer has not read may be so old.
 _KEEPS_UP_S = 60.0
 
@@ -88,7 +89,7 @@ def waterline(status: Mapping[str, Any], ends: LogEnds, now: float, at: str) -> 
             ),
         ]
     points += [
-        axis.point(kind, service, int(figure), _STATES[services[service]["state"]], text)
+        axis.point(kind, service, int(figure), STATES[services[service]["state"]], text)
         for service, key, kind, text in _FIGURES
         if service in services and (figure := services[service]["figures"].get(key))
     ]
@@ -144,7 +145,7 @@ def _sinks(services: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
                     "sink",
                     name.removeprefix("sink-"),
                     figures.get("sink_behind_seconds"),
-                    _STATES[service["state"]],
+                    STATES[service["state"]],
                     f"{behind} messages behind the stream.",
                     at,
                 )

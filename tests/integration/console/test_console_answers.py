@@ -63,8 +63,21 @@ async def test_every_page_answers_as_described(console: Console, line: Line) -> 
         await console.good(f"/{path}")
     for path in ("services", "snapshots", "acts", "gaps", "parked", "settings", "doctor"):
         await console.good(f"/{path}")
-    status, body = await console.get("/audit/transactions")
-    assert (status, body["code"]) == (404, "not_found"), body
+    # Each names the setting of what is not configured.
+    unset = {
+        "/audit/transactions": "HEADRACE_AUDIT",
+        "/lake": "HEADRACE_LAKE_URL",
+        "/lake/tables": "HEADRACE_LAKE_URL",
+        "/backups": "HEADRACE_BACKUP_URL",
+        "/backups/drops": "HEADRACE_BACKUP_URL",
+        "/backups/plan": "HEADRACE_BACKUP_URL",
+        "/sql/catalog": "HEADRACE_CONSOLE_SQL_URL",
+    }
+    for path, setting in unset.items():
+        status, body = await console.get(path)
+        assert (status, body["code"]) == (404, "not_found"), body
+        assert setting in body["detail"] + body["remedy"]
+    assert "HEADRACE_CONFIG" in (await console.good("/sinks"))["configuration"]["problem"]
     await console.good("/tables/described", "/tables/{token}")
     versions = await console.good("/tables/described/schemas", "/tables/{token}/schemas")
     assert [one["current"] for one in versions["items"]] == [True]

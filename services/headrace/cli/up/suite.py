@@ -14,6 +14,7 @@ from pathlib import Path
 from headrace.audit.settings import load_audit
 from headrace.cli.up.demo import TABLE
 from headrace.cli.up.selection import Chosen
+from headrace.cli.up.sql import sql_environment
 from headrace.cli.up.view import View
 from headrace.embedded.ports import free_port, is_free
 from headrace.embedded.process import PortTakenError
@@ -65,6 +66,7 @@ class Suite:
         self.environment_file = f"env-{self.slot}" if of > 1 else "env"
         self.ports: dict[str, int] = {}
         self._environment = own
+        self._folder = folder
         if of > 1:
             self._logs = folder / "logs" / self.slot
         else:
@@ -117,6 +119,9 @@ class Suite:
             # It reads the suite's state from telemetry, whose port is only known now.
             url = f"http://127.0.0.1:{self.ports[TELEMETRY.name]}"
             environment.setdefault("HEADRACE_TELEMETRY_URL", url)
+            if self.settings.sql.enabled:
+                address = sql_environment(self.settings.sql, self._folder)["SQL_URL"]
+                environment.setdefault("HEADRACE_CONSOLE_SQL_URL", address)
         return Service(name, environment, port, self._logs / f"{name}.log")
 
     def _sinks(self, taken: set[int]) -> list[Service]:

@@ -312,6 +312,262 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sinks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The sinks of headrace.toml, and those whose processes report. */
+        get: operations["sinks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sinks/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One sink with its tables and dead letters. */
+        get: operations["sink"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sinks/{name}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Pause a sink at the end of a transaction. */
+        post: operations["pauseSink"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sinks/{name}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Let a paused sink continue where it was. */
+        post: operations["resumeSink"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sinks/{name}/reset": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Let a sink forget its position, as `headrace sinks reset`. */
+        post: operations["resetSink"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sinks/{name}/replay": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Let a sink deliver parked records again; all of them without `id`. */
+        post: operations["replaySink"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/lake": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The lake's cuts, the newest first, and how far the lake-writer is behind. */
+        get: operations["lake"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/lake/tables": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The lake's tables with their rows, files and bytes, as `headrace lake ls`. */
+        get: operations["lakeTables"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/backups": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The wal-archiver's state, the base backups, and the window that can be restored. */
+        get: operations["backups"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/backups/drops": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Dropped tables that can be brought back, the last one first. */
+        get: operations["drops"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/backups/plan": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What a restore would do, and the command for it. The console never restores. */
+        get: operations["restorePlan"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sql/catalog": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The tables that a statement may name. Takes the right `sql`. */
+        get: operations["sqlCatalog"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sql/runs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Run one statement over the lake, read only. Takes the right `sql`. */
+        post: operations["runSql"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sql/runs/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** How far a statement is. */
+        get: operations["sqlRun"];
+        put?: never;
+        post?: never;
+        /** End a statement at the server, and forget its result. */
+        delete: operations["cancelSql"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sql/runs/{id}/rows": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The rows of a result. */
+        get: operations["sqlRows"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/gaps": {
         parameters: {
             query?: never;
@@ -893,6 +1149,253 @@ export interface components {
             stale: components["schemas"]["Stale"][];
             items: components["schemas"]["Consumer"][];
         };
+        SinkLine: {
+            name: string;
+            /** @description The target's address without user, password and query; null if the console can't read the sinks' file. */
+            to: string | null;
+            promise: string | null;
+            state: components["schemas"]["State"];
+            /** @description What stops it; takes the right to all values. */
+            reason: string | null;
+            reason_hidden: boolean;
+            paused: boolean;
+            /**
+             * @description A reset that its process has not taken yet.
+             * @enum {string|null}
+             */
+            reset: "start" | "now" | "snapshot" | null;
+            /** @description Dead letters that it is to deliver. */
+            replaying: number;
+            /** @description The message of the stream up to which all is committed. */
+            sequence: components["schemas"]["Int"] | null;
+            position: components["schemas"]["Position"] | null;
+            behind_messages: components["schemas"]["Int"] | null;
+            behind_s: number | null;
+            /** @description Written by its current process. */
+            records: components["schemas"]["Int"] | null;
+            letters: components["schemas"]["Int"];
+        };
+        Sinks: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            configuration: {
+                file: string;
+                /** @description Why the file can't be read. */
+                problem: string | null;
+            };
+            items: components["schemas"]["SinkLine"][];
+        };
+        DeadLetter: {
+            id: string;
+            at: components["schemas"]["Time"];
+            /** @description Null without the right to the table's values. */
+            destination: string | null;
+            /** @description Null without the right to the table's values. */
+            reason: string | null;
+            event: components["schemas"]["Event"];
+        };
+        SinkAnswer: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            sink: components["schemas"]["SinkLine"];
+            facts: {
+                [key: string]: string;
+            };
+            tables: {
+                token: string;
+                schema: string;
+                table: string;
+            }[];
+            letters: components["schemas"]["DeadLetter"][];
+        };
+        SinkReset: {
+            /** @enum {string} */
+            to: "start" | "now" | "snapshot";
+            dry_run?: boolean;
+            plan?: string;
+            reason?: string;
+        };
+        SinkReplay: {
+            id?: string;
+            dry_run?: boolean;
+            plan?: string;
+            reason?: string;
+        };
+        LakeCut: {
+            number: components["schemas"]["Int"];
+            lsn: components["schemas"]["Lsn"];
+            made: components["schemas"]["Time"];
+            commit: components["schemas"]["Time"] | null;
+            archive_file: components["schemas"]["Int"];
+            tables: number;
+            /** @description Tables that differ from the cut before; null for the oldest. */
+            changed: string[] | null;
+        };
+        LakeWriter: {
+            state: components["schemas"]["State"];
+            reasons: string[];
+            lag_s: number | null;
+            lag_bytes: components["schemas"]["Int"] | null;
+            behind_files: components["schemas"]["Int"] | null;
+            parked_tables: components["schemas"]["Int"] | null;
+            data_files: components["schemas"]["Int"] | null;
+            delete_files: components["schemas"]["Int"] | null;
+            deleted_ratio: number | null;
+        };
+        Lake: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            place: string;
+            /** @description Of the newest cut. */
+            age_s: number | null;
+            writer: components["schemas"]["LakeWriter"] | null;
+            cuts: components["schemas"]["LakeCut"][];
+            /** @description Requests to copy a table again that are not done. */
+            copies: {
+                table: string;
+                state: string;
+                rows: components["schemas"]["Int"];
+            }[];
+        };
+        LakeTable: {
+            table: string;
+            rows: components["schemas"]["Int"];
+            deleted_rows: components["schemas"]["Int"];
+            files: components["schemas"]["Int"];
+            delete_files: components["schemas"]["Int"];
+            bytes: components["schemas"]["Int"];
+            snapshots: components["schemas"]["Int"];
+            changed: components["schemas"]["Time"] | null;
+            /** @description Whether this suite writes it. */
+            own: boolean;
+            source: string | null;
+        };
+        LakeTables: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            items: components["schemas"]["LakeTable"][];
+        };
+        Backup: {
+            label: string;
+            /** @enum {string} */
+            kind: "full" | "incremental";
+            parent: string | null;
+            at: components["schemas"]["Time"];
+            timeline: number;
+            lsn: components["schemas"]["Lsn"];
+            log_until: components["schemas"]["Lsn"];
+            bytes: components["schemas"]["Int"];
+            stored: components["schemas"]["Int"];
+            tags: string[];
+            restorable: boolean;
+        };
+        Backups: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            store: string;
+            writer: null | {
+                state: components["schemas"]["State"];
+                reasons: string[];
+                stored_lsn: components["schemas"]["Lsn"] | null;
+                unstored_bytes: components["schemas"]["Int"] | null;
+                lag_s: number | null;
+            };
+            /** @description Every moment of it can be restored; null without a restorable backup. */
+            window: null | {
+                from: components["schemas"]["Time"];
+                from_lsn: components["schemas"]["Lsn"];
+                to: components["schemas"]["Time"] | null;
+                to_lsn: components["schemas"]["Lsn"];
+            };
+            log_until: components["schemas"]["Lsn"] | null;
+            timeline: number | null;
+            holes: {
+                timeline: number;
+                from: components["schemas"]["Lsn"];
+                to: components["schemas"]["Lsn"];
+            }[];
+            unfinished: string[];
+            standbys: {
+                name: string;
+                from: string;
+                lsn: components["schemas"]["Lsn"] | null;
+                lag_s: number | null;
+                at: components["schemas"]["Time"] | null;
+            }[];
+            last_drill: null | {
+                passed: boolean;
+                at: components["schemas"]["Time"];
+            };
+            stored_bytes: components["schemas"]["Int"] | null;
+            items: components["schemas"]["Backup"][];
+        };
+        Drops: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            items: {
+                table: string;
+                xid: components["schemas"]["Int"];
+                at: components["schemas"]["Time"];
+            }[];
+        };
+        RestorePlan: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            command: string;
+            /** @description What `headrace restore --plan` says. */
+            lines: string[];
+            /** @description Why this restore is not possible. */
+            problem: string | null;
+        };
+        SqlCatalog: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            items: {
+                schema: string;
+                table: string;
+                columns: {
+                    name: string;
+                    type: string;
+                }[];
+            }[];
+        };
+        SqlRequest: {
+            sql: string;
+            /** @description A cut's number, an LSN or a time; the newest cut without it. */
+            cut?: string;
+        };
+        SqlRun: {
+            id: string;
+            /** @enum {string} */
+            state: "running" | "done" | "failed" | "cancelled";
+            columns: {
+                name: string;
+                type: string;
+                number: boolean;
+            }[];
+            row_count: components["schemas"]["Int"];
+            /**
+             * @description The limit that the result reached.
+             * @enum {string|null}
+             */
+            truncated: "rows" | "bytes" | null;
+            error: string | null;
+            sqlstate: string | null;
+            /** @description Of the cut that the statement saw. */
+            lsn: string | null;
+            seconds: number;
+        };
+        SqlRunAnswer: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            run: components["schemas"]["SqlRun"];
+        };
+        SqlRows: {
+            as_of: components["schemas"]["Time"];
+            stale: components["schemas"]["Stale"][];
+            items: components["schemas"]["Cell"][][];
+            next: string | null;
+        };
         Gap: {
             id: string;
             after: components["schemas"]["Lsn"];
@@ -1080,6 +1583,8 @@ export interface components {
         /** @description The table's token: `users`, `app=2Forders`. */
         token: string;
         position: string;
+        run: string;
+        sink: string;
         limit: number;
         cursor: string;
         /** @description Tokens, with commas. */
@@ -1728,6 +2233,367 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Consumers"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    sinks: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Sinks. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Sinks"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    sink: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                name: components["parameters"]["sink"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The sink. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SinkAnswer"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    pauseSink: {
+        parameters: {
+            query?: never;
+            header?: {
+                "Idempotency-Key"?: components["parameters"]["idempotency"];
+            };
+            path: {
+                name: components["parameters"]["sink"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Act"];
+            };
+        };
+        responses: {
+            200: components["responses"]["Plan"];
+            202: components["responses"]["Done"];
+            default: components["responses"]["Problem"];
+        };
+    };
+    resumeSink: {
+        parameters: {
+            query?: never;
+            header?: {
+                "Idempotency-Key"?: components["parameters"]["idempotency"];
+            };
+            path: {
+                name: components["parameters"]["sink"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Act"];
+            };
+        };
+        responses: {
+            200: components["responses"]["Plan"];
+            202: components["responses"]["Done"];
+            default: components["responses"]["Problem"];
+        };
+    };
+    resetSink: {
+        parameters: {
+            query?: never;
+            header?: {
+                "Idempotency-Key"?: components["parameters"]["idempotency"];
+            };
+            path: {
+                name: components["parameters"]["sink"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SinkReset"];
+            };
+        };
+        responses: {
+            200: components["responses"]["Plan"];
+            202: components["responses"]["Done"];
+            default: components["responses"]["Problem"];
+        };
+    };
+    replaySink: {
+        parameters: {
+            query?: never;
+            header?: {
+                "Idempotency-Key"?: components["parameters"]["idempotency"];
+            };
+            path: {
+                name: components["parameters"]["sink"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SinkReplay"];
+            };
+        };
+        responses: {
+            200: components["responses"]["Plan"];
+            202: components["responses"]["Done"];
+            default: components["responses"]["Problem"];
+        };
+    };
+    lake: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The lake. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Lake"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    lakeTables: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Tables. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["LakeTables"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    backups: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The backups. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Backups"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    drops: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Drops. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Drops"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    restorePlan: {
+        parameters: {
+            query?: {
+                what?: "cluster" | "table";
+                /** @description The cluster's new folder. */
+                to?: string;
+                table?: string;
+                moment?: "latest" | "time" | "lsn" | "before-xid" | "before-drop";
+                /** @description A time with a zone, an LSN, or a transaction ID. */
+                value?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The plan. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RestorePlan"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    sqlCatalog: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Tables with columns. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SqlCatalog"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    runSql: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SqlRequest"];
+            };
+        };
+        responses: {
+            /** @description It runs. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SqlRunAnswer"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    sqlRun: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["parameters"]["run"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The run. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SqlRunAnswer"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    cancelSql: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: components["parameters"]["run"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Ended. */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    sqlRows: {
+        parameters: {
+            query?: {
+                limit?: components["parameters"]["limit"];
+                cursor?: components["parameters"]["cursor"];
+            };
+            header?: never;
+            path: {
+                id: components["parameters"]["run"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Rows. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SqlRows"];
                 };
             };
             default: components["responses"]["Problem"];

@@ -22,6 +22,10 @@ const PAGES: Readonly<Record<string, () => Loaded>> = {
   tx: () => import("./pages/transaction"),
   snapshots: () => import("./pages/snapshots"),
   consumers: () => import("./pages/consumers"),
+  sinks: () => import("./pages/sinks"),
+  lake: () => import("./pages/lake"),
+  backups: () => import("./pages/backups"),
+  sql: () => import("./pages/sql"),
   gaps: () => import("./pages/gaps"),
   parked: () => import("./pages/parked"),
   audit: () => import("./pages/audit"),
@@ -32,6 +36,8 @@ const PAGES: Readonly<Record<string, () => Loaded>> = {
 const OBJECTS: Readonly<Record<string, () => Loaded>> = {
   tables: () => import("./pages/table"),
   events: () => import("./pages/event"),
+  sinks: () => import("./pages/sink"),
+  lake: () => import("./pages/lake"),
 };
 
 const signIn = () => import("./pages/sign-in");

@@ -29,6 +29,15 @@ const PLACES: readonly (readonly [string, readonly Place[]])[] = [
     ],
   ],
   [
+    "Copies",
+    [
+      { href: "/sinks", name: "Sinks", icon: "sinks" },
+      { href: "/lake", name: "Lake", icon: "lake" },
+      { href: "/sql", name: "SQL", icon: "sql" },
+      { href: "/backups", name: "Backups", icon: "backups" },
+    ],
+  ],
+  [
     "Control",
     [
       { href: "/consumers", name: "Consumers", icon: "consumers" },

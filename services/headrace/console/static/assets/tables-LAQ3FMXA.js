@@ -1,1 +1,0 @@
-import{a,b}from"./chunk-OE5HJILQ.js";import"./chunk-MFJ3NX6M.js";import"./chunk-ZCH4OTVB.js";import"./chunk-UDUY6RHA.js";import"./chunk-DU3AQ4CG.js";import"./chunk-7FHFJUJB.js";import"./chunk-H4O2HKTV.js";import"./chunk-S734S6TI.js";export{b as default,a as fullName};

@@ -1,0 +1,69 @@
+"""The console's pages in a browser: opened, waited for, and examined."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+
+from headrace.console import __file__ as package
+from headrace.testing.browser import Browser
+
+TIMEOUT_S = 120.0
+AXE = Path(package).parent / "web" / "node_modules" / "axe-core" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
+LOOKS = [(1280, 900, False), (390, 844, True)]
+ALL_LOOKS = [
+    (width, height, dark)
+    for width, height in ((390, 844), (1280, 900), (1920, 1080))
+    for dark in (False, True)
+]
+
+
+async def until(page: Browser, condition: str) -> None:
+    """Wait until a JavaScript expression is true in the page."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not await page.evaluate(condition):  # noqa: ASYNC110  # the page tells nobody
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        text = await page.evaluate("document.body.innerText")
+        raise AssertionError(f"never true: {condition}\n{text}") from None
+
+
+async def settled(page: Browser, path: str) -> None:
+    """The page at this path shows what it has to show."""
+    await until(page, f"location.pathname + location.search === {json.dumps(path)}")
+    await until(page, "!!document.querySelector('h1') && !document.querySelector('.loading')")
+
+
+async def visit(page: Browser, base: str, path: str) -> None:
+    """Open a page, and wait until it shows what it has to show."""
+    await page.go(base + path)
+    await settled(page, path)
+
+
+async def until_answers(port: int) -> None:
+    """Wait until something listens there."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.1)
+
+
+async def is_calm(page: Browser, look: str) -> None:
+    """Nothing sticks out, nothing complains, and assistive technology can read everything."""
+    wide = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1], f"{look}: {wide}"
+    if AXE.exists():
+        await page.evaluate(await asyncio.to_thread(AXE.read_text) + ";0")
+        found = await page.evaluate(
+            f"axe.run(document, {{runOnly: {RULES}}}).then((r) => r.violations.map((v) =>"
+            " v.id + ' ' + v.nodes.map((n) => n.target + ' ' + n.failureSummary).join('; ')))"
+        )
+        assert found == [], look
+    assert page.complaints == [], look
