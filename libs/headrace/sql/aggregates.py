@@ -34,6 +34,8 @@ class AggregateCall:
     distinct: bool
     order: tuple[str, ...]
     suffix: str
+    # Sums have to be computed with 128 bits.
+    wide: bool = False
 
     def sql(self, function: str, *args: str, order: Sequence[str] = ()) -> str:
         """A call of DuckDB's function on these arguments."""
@@ -68,7 +70,8 @@ def _sum_to_bigint(call: AggregateCall) -> Expression:
 
 def _sum_of_bigints(call: AggregateCall) -> Expression:
     form = decimal_form(DIGITS_MAX, 0)
-    return Expression(cast(call.sql("sum", call.argument.sql), form), form)
+    argument = f"CAST({call.argument.sql} AS HUGEINT)" if call.wide else call.argument.sql
+    return Expression(cast(call.sql("sum", argument), form), form)
 
 
 def _sum_of_numerics(call: AggregateCall) -> Expression:
@@ -76,7 +79,8 @@ def _sum_of_numerics(call: AggregateCall) -> Expression:
     if not argument.form.is_decimal:
         raise NotProvenEqualError(f"{call.signature} of numeric without precision")
     form = decimal_form(DIGITS_MAX, argument.form.scale, varies=argument.form.varies)
-    total = cast(call.sql("sum", argument.sql), form)
+    summand = f"CAST({argument.sql} AS {form.duckdb})" if call.wide else argument.sql
+    total = cast(call.sql("sum", summand), form)
     if argument.scale is None:
         return Expression(total, form)
     if call.distinct:

@@ -104,7 +104,16 @@ def aggregate(self: Expressions, node: Node, place: Place) -> Expression:
     suffix = _filter(self, node, ROWS)
     distinct = bool(node.get("aggdistinct"))
     order = _order(self, node, targets)
-    return _apply(signature, args, node.integer("aggtype"), suffix, distinct=distinct, order=order)
+    call = AggregateCall(
+        signature,
+        tuple(args),
+        node.integer("aggtype"),
+        distinct,
+        order,
+        suffix,
+        self.scope.statement.wide_sums,
+    )
+    return _apply(call)
 
 
 def _order(self: Expressions, node: Node, targets: list[Node]) -> tuple[str, ...]:
@@ -127,22 +136,14 @@ def _filter(self: Expressions, node: Node, place: Place) -> str:
     return "" if condition is None else f" FILTER (WHERE {condition})"
 
 
-def _apply(
-    signature: str,
-    args: list[Expression],
-    result_oid: int,
-    suffix: str,
-    *,
-    distinct: bool,
-    order: tuple[str, ...],
-) -> Expression:
-    handler = AGGREGATES.get(signature)
+def _apply(call: AggregateCall) -> Expression:
+    handler = AGGREGATES.get(call.signature)
     if handler is None:
-        raise NotProvenEqualError(f"aggregate {signature}")
-    if distinct:
-        for arg in args:
+        raise NotProvenEqualError(f"aggregate {call.signature}")
+    if call.distinct:
+        for arg in call.args:
             require_groups(arg)
-    return handler(AggregateCall(signature, tuple(args), result_oid, distinct, order, suffix))
+    return handler(call)
 
 
 def window(self: Expressions, node: Node, place: Place) -> Expression:
@@ -157,7 +158,17 @@ def window(self: Expressions, node: Node, place: Place) -> Expression:
     suffix = f"{_filter(self, node, inner)} OVER ({_definition(self, node, inner)})"
     result_oid = node.integer("wintype")
     if node.flag("winagg"):
-        return _apply(signature, args, result_oid, suffix, distinct=False, order=())
+        return _apply(
+            AggregateCall(
+                signature,
+                tuple(args),
+                result_oid,
+                False,
+                (),
+                suffix,
+                self.scope.statement.wide_sums,
+            )
+        )
     handler = WINDOW_FUNCTIONS.get(signature)
     if handler is None:
         raise NotProvenEqualError(f"window function {signature}")

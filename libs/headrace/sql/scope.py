@@ -45,6 +45,8 @@ class StatementScope:
     # Values of the session are parameters after the client's.
     client_parameters: int = 0
     session_values: list[SessionValue] = field(default_factory=list)
+    # Whether DuckDB may believe that a sum has fewer rows than it has, and let it overflow.
+    wide_sums: bool = False
     _aliases: int = 0
 
     def alias(self) -> str:

@@ -78,13 +78,19 @@ def translate(
     Raises NotProvenEqualError if the query isn't proven to give PostgreSQL's answer.
     """
     session = SessionSettings(utc=utc, iso_dates=iso_dates)
-    statement = StatementScope(builtins, relations, session, numerics=numerics)
+    wide = _aggregates_within(query)
+    statement = StatementScope(builtins, relations, session, numerics=numerics, wide_sums=wide)
     select = _translated(statement, query)
     if statement.session_values:
         # Now the number of the client's parameters is known.
         count = len(statement.parameters)
         statement = StatementScope(
-            builtins, relations, session, numerics=numerics, client_parameters=count
+            builtins,
+            relations,
+            session,
+            numerics=numerics,
+            client_parameters=count,
+            wide_sums=wide,
         )
         select = _translated(statement, query)
     if len(select.sql) > SQL_CHARACTERS_MAX:
@@ -98,6 +104,19 @@ def translate(
         columns=tuple(TranslatedColumn(form.type_oid, form.modifier) for form in select.forms),
         relids=frozenset(statement.relids),
         session_values=tuple(statement.session_values),
+    )
+
+
+def _aggregates_within(query: Node) -> bool:
+    """Whether a query in the query gives a row for no rows. DuckDB takes its product with others
+    for empty, and sums over it in 64 bits.
+    """
+    return any(
+        node.kind == "QUERY"
+        and node is not query
+        and (node.flag("hasAggs") or node.get("havingQual") is not None)
+        and (not node.nodes("groupClause") or bool(node.nodes("groupingSets")))
+        for node in _nodes(query)
     )
 
 

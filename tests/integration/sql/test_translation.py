@@ -73,6 +73,22 @@ def test_a_negative_zero_keeps_its_sign_where_rows_are_sorted_by_it(
     assert same(expected, found, ordered=True), difference(sql, expected, found)
 
 
+@pytest.mark.parametrize("column", ["i8", "m"])
+@pytest.mark.parametrize("condition", ["< 0", "> 0"])
+def test_a_sum_next_to_an_aggregate_of_no_rows_does_not_overflow(
+    pair: SqlPair, column: str, condition: str
+) -> None:
+    sql = (
+        f"SELECT sum(w.{column}), avg(w.{column}) FROM wild w, calm c, "
+        f"(SELECT min(i8) AS x FROM wild WHERE vc LIKE 'é%') z WHERE w.{column} {condition}"
+    )
+    expected, found = pair.expected(sql), pair.answered(sql)
+    # More than 64 bits hold, scaled as DuckDB stores it.
+    assert abs(Decimal(expected.rows[0][0] or 0)) * (10**6 if column == "m" else 1) > 2**63
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
 @pytest.mark.parametrize("operation", ["EXCEPT", "INTERSECT"])
 def test_set_operations_that_count_equal_floats_are_refused(pair: SqlPair, operation: str) -> None:
     # DuckDB would show -0 as 0.
