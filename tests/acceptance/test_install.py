@@ -89,3 +89,12 @@ def test_every_file_of_both_roots_is_in_it(clean_venv: Path) -> None:
         for path in root.rglob("*.py"):
             assert (installed / path.relative_to(root)).is_file(), path
     assert (installed / "py.typed").is_file()
+
+
+def test_up_shows_changes_from_the_wheel_in_an_empty_folder(
+    clean_venv: Path, tmp_path: Path
+) -> None:
+    shown = run(clean_venv / "bin/headrace", "up", "--once", cwd=tmp_path)
+    assert "cdc.headrace_demo.insert" in shown
+    assert "Up after" in shown
+    assert str(ROOT) not in shown
