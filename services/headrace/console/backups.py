@@ -70,7 +70,7 @@ class BackupAnswers:
     async def plan(self, request: web.Request) -> web.Response:
         """The plan of a restore, and its command."""
         self._check()
-        arguments = _arguments(request.query)
+        arguments = restore_arguments(request.query)
         async with self._turns:
             code, _, err = await output_of("restore", *arguments, "--plan")
         lines = [line for line in err.splitlines() if line.strip()]
@@ -208,7 +208,7 @@ def _time(text: str | None) -> str | None:
     return stamp(datetime.fromisoformat(text).timestamp())
 
 
-def _arguments(query: Mapping[str, str]) -> list[str]:
+def restore_arguments(query: Mapping[str, str]) -> list[str]:
     """The options of `headrace restore`. Each value is joined to its option, so that none can be
     taken for another option.
     """

@@ -125,7 +125,7 @@ class SqlRuns:
                     await connection.close()
             except psycopg.Error as error:
                 raise _unreachable(error) from error
-        self._check_grants(caller, granted)
+        check_grants(caller, self._redaction, granted)
         return answer({**self._suite.head(), "items": _tables(granted)})
 
     async def start(self, request: web.Request) -> web.Response:
@@ -212,7 +212,7 @@ class SqlRuns:
             async with asyncio.timeout(RUN_S + CONNECT_S):
                 connection = await self._connected()
                 try:
-                    self._check_grants(caller, await self._granted(connection))
+                    check_grants(caller, self._redaction, await self._granted(connection))
                     await self._fetch(connection, run)
                 finally:
                     await _ended(connection)
@@ -268,26 +268,27 @@ class SqlRuns:
         await cursor.execute(_GRANTED.encode())
         return list(await cursor.fetchall())
 
-    def _check_grants(self, caller: Caller, granted: list[Sequence[str]]) -> None:
-        """Raise unless all that the server's user may read may be shown to the caller."""
-        whole = "*" in caller.sql and not self._redaction.patterns
-        for schema, table, kind, column, _ in granted:
-            if not caller.may_query(schema, table):
-                raise _refused(
-                    f"The SQL server's user may read {schema}.{table}, and you may not.",
-                    "Ask for the right `sql` to it, or for a user with fewer grants.",
-                )
-            if column in self._redaction.columns(schema, table):
-                raise _refused(
-                    f"The SQL server's user may read {schema}.{table}.{column}, which is redacted.",
-                    "Grant HEADRACE_CONSOLE_SQL_URL's user the other columns only.",
-                )
-            if kind in {"v", "m"} and not whole:
-                raise _refused(
-                    f"The SQL server's user may read the view {schema}.{table}, whose columns "
-                    "can't be checked.",
-                    "Grant it tables only.",
-                )
+
+def check_grants(caller: Caller, redaction: Redaction, granted: Sequence[Sequence[str]]) -> None:
+    """Raise unless all that the server's user may read may be shown to the caller."""
+    whole = "*" in caller.sql and not redaction.patterns
+    for schema, table, kind, column, _ in granted:
+        if not caller.may_query(schema, table):
+            raise _refused(
+                f"The SQL server's user may read {schema}.{table}, and you may not.",
+                "Ask for the right `sql` to it, or for a user with fewer grants.",
+            )
+        if column in redaction.columns(schema, table):
+            raise _refused(
+                f"The SQL server's user may read {schema}.{table}.{column}, which is redacted.",
+                "Grant HEADRACE_CONSOLE_SQL_URL's user the other columns only.",
+            )
+        if kind in {"v", "m"} and not whole:
+            raise _refused(
+                f"The SQL server's user may read the view {schema}.{table}, whose columns "
+                "can't be checked.",
+                "Grant it tables only.",
+            )
 
 
 def _columns(cursor: psycopg.AsyncCursor[Any]) -> list[dict[str, Any]]:
