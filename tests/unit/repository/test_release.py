@@ -56,7 +56,7 @@ def test_every_relative_link_becomes_one_into_the_released_files() -> None:
     for target in relative:
         assert (ROOT / target.partition("#")[0]).exists(), target
         assert re.search(rf"\]\({HOST}/(blob|raw)/v1\.2\.3/{re.escape(target)}\)", page), target
-    assert f"({HOST}/raw/v1.2.3/docs/pictures/status-page.png)" in page
+    assert f"({HOST}/raw/v1.2.3/docs/pictures/console-overview.png)" in page
 
 
 @pytest.mark.skipif(
