@@ -147,9 +147,11 @@ class LiveRing:
             yield self._kept[place]
 
     def place_of(self, seq: int) -> int | None:
-        """The number of messages up to this sequence; None if the ring doesn't reach back."""
+        """The number of messages up to this sequence; None if the ring doesn't reach back, or has
+        not read so far: then it is another stream's sequence.
+        """
         first = self.first_seq
-        if first is None or seq + 1 < first:
+        if first is None or seq + 1 < first or seq > self.last_seq:
             return None
         later = sum(1 for message in self._kept if message.seq > seq)
         return self.count - later

@@ -84,8 +84,10 @@ class Live:
         self.open += 1
         self._ring.followers += int(follows)
         try:
-            tab = _Tab(response, caller, wanted, self._redaction, self._first_place(request))
-            await self._feed(tab, topics)
+            resumed = self._resumed_place(request)
+            at = self._first_place(request) if resumed is None else resumed
+            tab = _Tab(response, caller, wanted, self._redaction, at)
+            await self._feed(tab, topics, resumed=resumed is not None)
         except (ConnectionError, TimeoutError):
             # The tab has gone, or takes nothing any more.
             pass
@@ -94,20 +96,21 @@ class Live:
             self._ring.followers -= int(follows)
         return response
 
+    def _resumed_place(self, request: web.Request) -> int | None:
+        """How many messages of the ring a tab has that connects again after an interruption; None
+        if some that it lacks have left the ring.
+        """
+        last = request.headers.get("Last-Event-ID", "")
+        return self._ring.place_of(int(last)) if last.isdigit() else None
+
     def _first_place(self, request: web.Request) -> int:
-        """How many messages of the ring this tab has already."""
-        # A browser sends it when it connects again after an interruption.
-        told = request.headers.get("Last-Event-ID", "")
-        if told.isdigit():
-            place = self._ring.place_of(int(told))
-            if place is not None:
-                return place
+        """How many messages of the ring a new tab skips."""
         recent = request.query.get("recent", "0")
         if not recent.isdigit() or int(recent) > RECENT_MAX:
             raise invalid(f"recent is a number up to {RECENT_MAX}")
         return max(0, self._ring.count - int(recent))
 
-    async def _feed(self, tab: _Tab, topics: set[str]) -> None:
+    async def _feed(self, tab: _Tab, topics: set[str], *, resumed: bool) -> None:
         first = self._ring.first_seq
         await tab.send(
             "hello",
@@ -115,6 +118,7 @@ class Live:
                 "topics": sorted(topics),
                 "source": self._source,
                 "ring_from": None if first is None else str(first),
+                "resumed": resumed,
             },
         )
         loop = asyncio.get_running_loop()

@@ -185,6 +185,39 @@ async def test_a_tab_is_told_of_every_event_with_exact_numbers(
     assert len(set(rows)) == len(rows) == shown
 
 
+async def test_a_tab_that_connects_again_gets_exactly_the_events_that_it_lacks(
+    console: Console, line: Line
+) -> None:
+    await line.execute("CREATE TABLE resumed (id int PRIMARY KEY)")
+    await line.take("INSERT INTO resumed VALUES (0)")
+    url = f"{console.base}/api/v1/live?topics=events&table=resumed&op=INSERT"
+    async with console.http.get(url) as answer, asyncio.timeout(60):
+        frames = frames_of(answer)
+        assert (await anext(frames))[1]["resumed"] is False
+        while await anext(frames) != ("beat", {}):
+            pass
+        await asyncio.sleep(1)
+        await line.execute("INSERT INTO resumed VALUES (1)")
+        while (frame := await anext(frames))[0] != "events":
+            pass
+    last = frame[1]["last_sequence"]
+    await line.execute("INSERT INTO resumed SELECT generate_series(2, 500)")
+    seen = 0
+    async with console.http.get(url, headers={"Last-Event-ID": last}) as answer:
+        frames = frames_of(answer)
+        assert (await anext(frames))[1]["resumed"] is True
+        async with asyncio.timeout(60):
+            while seen < 499:
+                name, body = await anext(frames)
+                if name == "events":
+                    seen += int(body["shown"]) + int(body["not_shown"])
+    assert seen == 499
+    # The sequence of another stream, or one that has left the ring.
+    for stranger in ("999999999", "0"):
+        async with console.http.get(url, headers={"Last-Event-ID": stranger}) as answer:
+            assert (await anext(frames_of(answer)))[1]["resumed"] is False
+
+
 async def test_a_killed_telemetry_is_stale_and_never_green(console: Console, line: Line) -> None:
     await console.good("/overview")
     await line.suite.kill("telemetry")

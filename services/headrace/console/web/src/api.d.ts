@@ -1015,6 +1015,8 @@ export interface components {
             source: string;
             /** @description The oldest sequence in the ring. */
             ring_from: components["schemas"]["Int"] | null;
+            /** @description Whether the next events follow exactly on `Last-Event-ID`. */
+            resumed: boolean;
         };
         /** @description `shown` + `not_shown` are all that match the filter since the frame before; `published` counts all. */
         LiveEvents: {

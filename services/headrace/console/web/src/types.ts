@@ -20,6 +20,7 @@ export type Event = Schemas["Event"];
 export type EventAnswer = Schemas["EventAnswer"];
 export type Events = Schemas["Events"];
 export type Gaps = Schemas["Gaps"];
+export type Hello = Schemas["Hello"];
 export type History = Schemas["History"];
 export type Lake = Schemas["Lake"];
 export type LakeCut = Schemas["LakeCut"];

@@ -50,6 +50,19 @@ test("each connection has a place of its own, and no frame of the one before", a
   assert.deepEqual(seen, ["search all", "search all", "search 25", "frame 30"]);
 });
 
+test("a connection that resumes searches nothing, and no frame of the one before is lost", async () => {
+  const { seen, seam, rest } = new World();
+  seam.begin();
+  await rest();
+  seam.take(frame(10));
+  seam.take(frame(20));
+  seam.begin(true);
+  seam.take(frame(30));
+  await rest();
+  seam.end();
+  assert.deepEqual(seen, ["search all", "search 10", "frame 20", "frame 30"]);
+});
+
 test("frames of events that an unbounded search has counted count nothing again", async () => {
   const world = new World();
   const { seen, seam } = world;

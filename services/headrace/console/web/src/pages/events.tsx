@@ -96,7 +96,7 @@ function useEvents(live: boolean, paused: boolean) {
       seam.take(received);
       draw();
     };
-    const leave = followEvents({ filter: query, begun: () => seam.begin(), take });
+    const leave = followEvents({ filter: query, begun: (resumed) => seam.begin(resumed), take });
     return () => {
       stop.abort();
       seam.end();

@@ -25,7 +25,9 @@ export class Seam {
     readonly search: (upTo: bigint | null) => Promise<void>,
   ) {}
 
-  begin(): void {
+  /** A connection begins. If it resumes, its frames follow exactly on those of the one before. */
+  begin(resumed = false): void {
+    if (resumed) return;
     this.#marked = false;
     this.#waiting = [];
     this.#early = [];

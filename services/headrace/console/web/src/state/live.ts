@@ -3,7 +3,7 @@
 import { computed, effect, signal, untracked } from "@preact/signals";
 import { FeedRefused, follow } from "../pure/feed";
 import type { ServerEvent } from "../pure/sse";
-import type { LiveEvents, Overview, Snapshots } from "../types";
+import type { Hello, LiveEvents, Overview, Snapshots } from "../types";
 import { address, problemOf, type Query } from "./api";
 
 export interface Link {
@@ -23,8 +23,9 @@ export const current = computed(() => link.value.state === "open" && overview.va
 
 interface EventsTopic {
   readonly filter: Query;
-  /** The stream has begun, or begun again: what follows comes after all that is stored now. */
-  readonly begun: () => void;
+  /** The stream has begun: what follows comes after all that is stored now or, if it has resumed,
+   * after the last frame. */
+  readonly begun: (resumed: boolean) => void;
   readonly take: (frame: LiveEvents) => void;
 }
 
@@ -55,7 +56,7 @@ const wanted = computed(() => {
 });
 
 function take({ event, data }: ServerEvent): void {
-  if (event === "hello") eventsTopic.value?.begun();
+  if (event === "hello") eventsTopic.value?.begun((JSON.parse(data) as Hello).resumed);
   if (event === "overview") {
     overview.value = JSON.parse(data) as Overview;
     overviewAt.value = Date.now();
