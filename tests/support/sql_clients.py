@@ -78,6 +78,7 @@ def java_client(script: str) -> list[str]:
     java = find_java()
     if java is None:
         pytest.skip("Java 17 is not installed, which runs pgjdbc")
+    _needs("mvn", "fetches pgjdbc")
     pinned = CLIENTS / "java" / "pgjdbc.sha256"
 
     def install(folder: Path) -> None:
