@@ -193,8 +193,8 @@ class Lease:
         """Whether this process could work with the lease; if not, it is looked at again later."""
         try:
             await check()
-        except HeadraceError as error:
-            scope.health.block("lease", f"could not take over: {error}")
+        except (HeadraceError, OSError) as error:
+            scope.health.block("lease", f"could not take over: {describe(error)}")
             # Less often than a server blocks those who fail to log in.
             await scope.pause(self._ttl_s)
             return False

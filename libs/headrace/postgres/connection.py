@@ -123,7 +123,8 @@ async def connect_lastingly(
 
 async def check_login(settings: PostgresSettings, application: str) -> None:
     """Raise what keeps this process from connecting."""
-    await (await connect(settings, application)).close()
+    # Not `close`, which fails if the server ends meanwhile.
+    (await connect(settings, application)).terminate()
 
 
 async def connect(

@@ -79,6 +79,17 @@ class Reader:
                 await asyncio.sleep(0.05)
 
 
+async def readable(*readers: Reader) -> None:
+    """Wait for the commit of the first copies, which follows their log event."""
+    async with asyncio.timeout(PATIENCE_S):
+        for reader in readers:
+            while True:
+                with contextlib.suppress(psycopg.errors.UndefinedTable, sqlite3.OperationalError):
+                    reader.ask()
+                    break
+                await asyncio.sleep(0.05)
+
+
 @contextlib.asynccontextmanager
 async def reading(*readers: Reader) -> AsyncIterator[None]:
     stopping = asyncio.Event()
@@ -164,6 +175,7 @@ async def test_every_reading_of_a_mirror_is_a_moment_of_the_source(
                     Reader(lambda: by_file.execute(SUMS).fetchone()),
                     Reader(lambda: by_server.execute(SUMS).fetchone() or (1, 0)),
                 )
+                await readable(*readers)
                 async with reading(*readers), transferring(source):
                     wanted = lite.log.count("event=bootstrap_wanted")
                     await step(source, 1, FILLED)
