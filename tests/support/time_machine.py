@@ -89,6 +89,16 @@ class TimeMachine:
         assert done.code == code, f"{arguments}: {done.code}\n{done.out}\n{done.err}"
         return done
 
+    def namings(self) -> int:
+        """How often the names of relations were stored."""
+        return sum(1 for _ in (self.store / "names").glob("*"))
+
+    async def names_stored(self, before: int) -> None:
+        """Wait until they were stored again: a table that lived for a moment has no known name."""
+        async with asyncio.timeout(60):
+            while self.namings() <= before:  # noqa: ASYNC110  # a folder gives no event
+                await asyncio.sleep(0.05)
+
     async def begin(self, **environment: str) -> None:
         """Create the store and start the wal-archiver."""
         await self.run("backup", "init")
