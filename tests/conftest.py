@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import shutil
+import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
@@ -27,6 +28,10 @@ from tests.support.spark_classes import use_archive
 def pytest_configure(config: pytest.Config) -> None:
     skips.pytest_configure(config)
     use_archive()
+    # A script's background job (`./taskw test &`) ignores SIGINT, and so would every program that
+    # a test interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
