@@ -59,12 +59,14 @@ def body(message: AMQPMessage) -> bytes:
 async def queue_messages(server: RabbitServer, queue: str) -> list[Any]:
     """The messages of a queue, which stay there."""
     connection = await aiormq.connect(f"amqp://{USER}:{PASSWORD}@127.0.0.1:{server.port}/")
-    channel = await connection.channel()
     found = []
-    while (message := await channel.basic_get(queue)).delivery_tag:
-        found.append(message)
-    # Closing the connection returns them to the queue.
-    await connection.close()
+    try:
+        channel = await connection.channel()
+        while (message := await channel.basic_get(queue)).delivery_tag:
+            found.append(message)
+    finally:
+        # It returns them to the queue.
+        await connection.close()
     return found
 
 
@@ -80,5 +82,7 @@ async def consumed(server: RabbitServer, queue: str) -> AsyncIterator[list[Any]]
         found.append(message)
 
     await channel.basic_consume(queue, on_message, no_ack=True)
-    yield found
-    await connection.close()
+    try:
+        yield found
+    finally:
+        await connection.close()

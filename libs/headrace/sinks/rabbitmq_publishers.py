@@ -77,6 +77,54 @@ class _Publisher:
     left_over: set[str] = field(default_factory=set)
 
 
+class _Client(Client):
+    """A connection whose socket is closed even if the server has closed its end; rstream leaves
+    that one open.
+    """
+
+    async def close(self) -> None:
+        """Close it."""
+        connection = self._conn
+        await super().close()
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                await connection.close()
+
+
+class _Pool(ClientPool):
+    """The connections of one session."""
+
+    async def new(
+        self,
+        connection_name: str | None,
+        addr: Addr,
+        connection_closed_handler: Any = None,
+        sasl_configuration_mechanism: Any = None,
+        max_clients_by_connections: int = 256,
+    ) -> Client:
+        """Connect, and log in."""
+        client = _Client(
+            addr.host,
+            addr.port,
+            ssl_context=self.ssl_context,
+            frame_max=self._frame_max,
+            heartbeat=self._heartbeat,
+            connection_name=connection_name,
+            connection_closed_handler=connection_closed_handler,
+            max_clients_by_connections=max_clients_by_connections,
+            sasl_configuration_mechanism=(
+                sasl_configuration_mechanism or self._sasl_configuration_mechanism
+            ),
+        )
+        try:
+            await client.start()
+            await client.authenticate(self.vhost, self.username, self.password)
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+
 class Publishers:
     """The publishers of one session."""
 
@@ -99,7 +147,7 @@ class Publishers:
         if bytes_max:
             # Without it, a stream keeps everything.
             self._arguments["max-length-bytes"] = bytes_max
-        self._pool = ClientPool(
+        self._pool = _Pool(
             address.host,
             address.port,
             ssl_context=address.tls,
