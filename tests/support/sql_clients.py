@@ -47,15 +47,30 @@ def python_client(script: str) -> list[str]:
     return [sys.executable, "-W", "ignore", str(CLIENTS / "python" / script)]
 
 
-def greenlet() -> dict[str, str]:
-    """SQLAlchemy's asynchronous engines need it, and nothing else does."""
+def _python_packages(name: str, requirements: Path) -> dict[str, str]:
+    """Packages that only a client needs, in a folder outside the tests' environment."""
 
     def install(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
-        fetch([*pip, "--target", ".", "-r", "requirements.txt"], folder)
+        fetch([*pip, "--target", ".", "-r", requirements.name], folder)
 
-    folder = _installed("greenlet", [CLIENTS / "python" / "requirements.txt"], install)
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": str(_installed(name, [requirements], install))}
+
+
+def greenlet() -> dict[str, str]:
+    """SQLAlchemy's asynchronous engines need it, and nothing else does."""
+    return _python_packages("greenlet", CLIENTS / "python" / "requirements.txt")
+
+
+def dbt(folder: Path) -> dict[str, str]:
+    """dbt's packages; its project is copied to this folder, where it writes its results."""
+    shutil.copytree(CLIENTS / "dbt", folder, dirs_exist_ok=True)
+    project = {
+        "DBT_PROJECT_DIR": str(folder),
+        "DBT_PROFILES_DIR": str(folder),
+        "DBT_SEND_ANONYMOUS_USAGE_STATS": "false",
+    }
+    return project | _python_packages("dbt", CLIENTS / "dbt" / "requirements.txt")
 
 
 def node_client(script: str, folder: Path) -> list[str]:

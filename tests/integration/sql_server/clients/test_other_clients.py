@@ -44,3 +44,10 @@ def test_pgjdbc_describes_and_queries_the_lake(shop_on_both: Shop) -> None:
 def test_pgx_queries_the_lake(shop_on_both: Shop) -> None:
     found = sql_clients.compare(shop_on_both, sql_clients.go_client(), 55)
     assert found["a pool"] == 0
+
+
+def test_dbt_documents_and_tests_the_lake(shop_on_both: Shop, tmp_path: Path) -> None:
+    client = sql_clients.python_client("dbt_client.py")
+    found = sql_clients.compare(shop_on_both, client, 16, **sql_clients.dbt(tmp_path))
+    assert found["source.shop.shop.orders"] == ["warn", "2024-05-18T17:00:00+00:00"]
+    assert "permission denied" in str(found["a write"])
