@@ -18,7 +18,7 @@ def run(*arguments: str) -> Any:
 
 
 def written(name: str) -> dict[str, Any]:
-    """What the last command left for dbt's other tools."""
+    """A file that the last command wrote."""
     found: dict[str, Any] = json.loads((PROJECT / "target" / name).read_text())
     return found
 
