@@ -1,5 +1,5 @@
 """The console's pages of copies in a browser, with a whole suite that `headrace up` starts: sinks,
-lake, SQL and backups, in every size and theme, by hand, and while PostgreSQL is away.
+lake, SQL and backups, in every size and theme, and by hand.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ import asyncio
 import json
 import os
 import re
-import signal
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,27 +313,3 @@ async def test_a_restore_ends_in_a_command_that_the_command_line_accepts(
     await page.shows("no backup is older")
     window = (await world.answer("/backups"))["window"]
     assert window["from"] < window["to"]
-
-
-def processes(folder: Path) -> list[int]:
-    """PostgreSQL's first process, and its children."""
-    first = next(folder.rglob("postmaster.pid")).read_text().split()[0]
-    children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-    return [int(pid) for pid in (first, *children)]
-
-
-async def test_nothing_looks_well_while_postgresql_is_away(world: World, page: Browser) -> None:
-    pids = processes(world.folder / ".headrace/postgres")
-    await visit(page, world.base, "/sinks")
-    await until(page, "!document.querySelector('.banner')")
-    began = time.monotonic()
-    # A server that doesn't answer; one that died would be started again by `up`.
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        await page.shows("PostgreSQL can\u2019t be read")
-        print(f"the banner came after {time.monotonic() - began:.1f} s")
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-    await until(page, "!document.querySelector('.banner')")

@@ -1,5 +1,5 @@
 """The console in a browser, on real servers: every page in every size and theme, found by the
-keyboard, exact under load, and honest while something is away.
+keyboard, and exact under load.
 
 HEADRACE_CONSOLE_SIZES=all opens every page in each size and theme, HEADRACE_CONSOLE_SECONDS is the
 length of the load, and HEADRACE_CONSOLE_PICTURES a folder for pictures of the pages.
@@ -255,38 +255,6 @@ async def test_live_events_are_each_listed_once_and_counted_exactly(
 
 def count_of(name: str) -> str:
     return f"Number(document.querySelector('[data-count={name}]')?.textContent.replace(/\\D/g, ''))"
-
-
-async def test_a_console_that_was_killed_is_noticed_and_nothing_is_listed_twice(
-    world: World, page: Browser
-) -> None:
-    await world.line.execute("CREATE TABLE kept (id int PRIMARY KEY)")
-    await visit(page, world.base, "/events?table=kept&op=INSERT")
-    await until(page, "!!document.querySelector('[data-count=matched]')")
-    await world.line.execute("INSERT INTO kept SELECT generate_series(1, 5)")
-    await until(page, "document.querySelector('[role=grid]').ariaRowCount === '6'")
-    began = time.monotonic()
-    await world.line.suite.kill("console")
-    await page.shows("No connection")
-    noticed = time.monotonic() - began
-    print(f"the banner came after {noticed:.1f} s")
-    await world.line.execute("INSERT INTO kept SELECT generate_series(6, 10)")
-    await world.start_console()
-    await until(page, "document.querySelector('[role=grid]').ariaRowCount === '11'")
-    await until(page, "!document.querySelector('.banner')")
-    await world.line.execute("INSERT INTO kept SELECT generate_series(11, 12)")
-    await until(page, "document.querySelector('[role=grid]').ariaRowCount === '13'")
-    page.complaints.clear()  # refused connections are what Chromium reports meanwhile
-
-
-async def test_nothing_looks_well_while_nats_is_away(world: World, page: Browser) -> None:
-    await until(page, "!document.querySelector('.banner')")
-    await world.nats.stop()
-    try:
-        await page.shows("NATS can\u2019t be read")
-    finally:
-        await world.nats.start()
-    await until(page, "!document.querySelector('.banner')")
 
 
 async def test_a_burst_is_counted_exactly_and_the_page_stays_responsive(

@@ -21,8 +21,9 @@ class WatchSettings:
     )
     slot_interval_s: float = setting(
         "HEADRACE_SLOT_INTERVAL_S",
-        2.0,
-        "Seconds between telemetry's queries of the replication slot's state.",
+        1.0,
+        "Seconds between telemetry's queries of the replication slot's state. When a query has "
+        "taken a second, the console says that PostgreSQL does not answer.",
         least=0.05,
     )
     wal_interval_s: float = setting(

@@ -64,12 +64,12 @@ class Suite:
         for service in list(self._processes):
             await self.kill(service)
 
-    async def start(self, service: str, **environment: str) -> None:
-        """Start a service, with additional variables in its environment."""
+    async def start(self, service: str, *arguments: str, **environment: str) -> None:
+        """Start a service, with arguments and additional variables in its environment."""
         with (self._folder / f"{service}.log").open("ab") as log:
             self._processes[service] = await asyncio.create_subprocess_exec(
                 *tied(
-                    [*self._program, service, *self._arguments],
+                    [*self._program, service, *arguments, *self._arguments],
                     signal.SIGKILL,
                 ),
                 env={**self._environment, **environment},

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from headrace.console.answering import SILENT
 from headrace.console.waterline import STATES, consumer_state
 from headrace.suite.services import SERVICES, facts_of
 
@@ -52,7 +53,8 @@ def troubles(
             )
         )
     # A slot that was not read is no trouble of the slot.
-    found += _slot_troubles(status.get("slot"))
+    if postgres["reachable"]:
+        found += _slot_troubles(status.get("slot"))
     found += [one for name, one in _service_troubles(status).items() if name]
     found += [_consumer_trouble(view) for view in status["consumers"] if view["lost"]]
     return sorted(found, key=lambda one: -_RANK.index(one["state"]))
@@ -133,10 +135,10 @@ def _service_troubles(status: Mapping[str, Any]) -> dict[str, Document]:
     found = {}
     for name, service in services.items():
         reasons = "; ".join(service["reasons"].values())
-        if service["state"] == "silent":
+        if service["state"] in SILENT:
             found[name] = _trouble(
                 name,
-                "failed",
+                STATES[service["state"]],
                 f"{name} does not report any more.",
                 f"Start headrace {name}.",
                 "/system/services",

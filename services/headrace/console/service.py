@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
 from aiohttp import web
@@ -20,6 +19,7 @@ from headrace.audit.settings import load_audit
 from headrace.console import assets, endpoints
 from headrace.console.access import Caller, Role, access_of
 from headrace.console.acts import ActsLog
+from headrace.console.answering import ANSWER_S, NO_ANSWER
 from headrace.console.audit_answers import AuditAnswers
 from headrace.console.backups import BackupAnswers
 from headrace.console.cells import Redaction
@@ -98,7 +98,6 @@ class ConsoleParts:
             console.streams_max,
             self._snapshots.document,
         )
-        self._pause_read_at = 0.0
         self.endpoints = self._listed()
         # From the same list as the routes: no route can be without its role.
         roles = {endpoint.place: endpoint.role for endpoint in self.endpoints}
@@ -200,29 +199,40 @@ class ConsoleParts:
                 break
         self._scope.health.unblock("jetstream")
         self._scope.health.started()
+        self._scope.spawn("pause-view", self._watch_pause(client))
         while not self._scope.stopping.is_set():
             # The connection comes back on its own; until then, answers say what is stale.
-            reason = "" if client.is_connected else "the connection is interrupted"
-            self._suite.nats_is(reason)
-            if not reason:
-                await self._read_pause()
-            await self._scope.pause(RETRY_S / 4)
+            self._suite.nats_is(await _nats_reason(client))
+            await self._scope.pause(RETRY_S / 2)
 
-    async def _read_pause(self) -> None:
-        # Not more often than people look: it is a request to the state bucket.
-        if time.monotonic() - self._pause_read_at < PAUSE_S:
-            return
-        self._pause_read_at = time.monotonic()
-        try:
-            async with asyncio.timeout(PAUSE_S):
-                await self._operations.read_pause()
-        except FAILURES as error:
-            log.debug("pause_not_visible", reason=describe(error))
+    async def _watch_pause(self, client: Client) -> None:
+        while not self._scope.stopping.is_set():
+            # Without a connection, the reading would wait for one.
+            if client.is_connected:
+                try:
+                    async with asyncio.timeout(PAUSE_S):
+                        await self._operations.read_pause()
+                except FAILURES as error:
+                    log.debug("pause_not_visible", reason=describe(error))
+            # Not more often than people look: it is a request to the state bucket.
+            await self._scope.pause(PAUSE_S)
 
     def _refresh(self, stats: Counters) -> None:
         stats.set("console_requests", self._guard.requests)
         stats.set("console_live_tabs", self._live.open)
         stats.set("console_ring_messages", self._ring.count)
+
+
+async def _nats_reason(client: Client) -> str:
+    """Why NATS can't be used; empty if it can."""
+    if not client.is_connected:
+        return "the connection is interrupted"
+    try:
+        # The client itself notices a server that went silent after several pings only.
+        await client.request("$JS.API.INFO", timeout=ANSWER_S)
+    except (NatsError, TimeoutError):
+        return NO_ANSWER
+    return ""
 
 
 def _text_of(file: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""The suite as a whole: telemetry's status, read every second, and its past.
+"""The suite as a whole: telemetry's status, read twice a second, and its past.
 
 Telemetry watches the slot, the streams and the services already, so the console needs no right to
 do so. When telemetry or a server is away, answers name it, and since when.
@@ -13,13 +13,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.console import overview
+from headrace.console.answering import NO_REPORT, judged, silent
 from headrace.console.known import LastKnown, stamp
 from headrace.console.waterline import LogEnds, waterline
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.suite.status import fetch, telemetry_address
 
-INTERVAL_S = 1.0
+INTERVAL_S = 0.5
+# Of telemetry, which is near and has its answer ready.
+TIMEOUT_S = 1.5
+SAMPLE_S = 1.0
 # A quarter of an hour.
 SAMPLES_MAX = 900
 _RATE_SAMPLES = 5
@@ -30,9 +34,13 @@ class SuiteView:
         self._settings = settings
         base = telemetry_address(settings)
         self._known: LastKnown[dict[str, Any]] = LastKnown(
-            "telemetry", lambda: fetch(base), INTERVAL_S / 2
+            "telemetry", lambda: fetch(base), INTERVAL_S / 2, TIMEOUT_S
         )
+        self._status: dict[str, Any] | None = None
+        # The last report of each service that does not report any more.
+        self._heard_last: dict[str, str] = {}
         self._ends = LogEnds()
+        self._sampled_at = 0.0
         self._samples: deque[dict[str, float | None]] = deque(maxlen=SAMPLES_MAX)
         self.nats_reason = "not connected yet"
         self._nats_since: str | None = None
@@ -44,7 +52,7 @@ class SuiteView:
     async def run(self, scope: Scope) -> None:
         while not scope.stopping.is_set():
             before = [one["part"] for one in self.stale()]
-            await self._known.current()
+            self._judge(await self._known.current())
             self._take(time.time())
             if before != [one["part"] for one in self.stale()]:
                 self.news.set()
@@ -53,7 +61,17 @@ class SuiteView:
 
     @property
     def status(self) -> Mapping[str, Any] | None:
-        return self._known.value
+        return self._status
+
+    def _judge(self, found: Mapping[str, Any] | None) -> None:
+        if found is not None:
+            self._status = judged(found, self._settings.process.stats_interval_s)
+            now = time.time()
+            # The first finding's time stays: a time that moves would be read out again and again.
+            self._heard_last = {
+                name: self._heard_last.get(name) or stamp(now - age_s)
+                for name, age_s in silent(self._status).items()
+            }
 
     # Set from outside: only the service sees its connection.
     def nats_is(self, reason: str) -> None:
@@ -64,6 +82,9 @@ class SuiteView:
 
     def stale(self) -> list[dict[str, Any]]:
         """The parts that can't be read now."""
+        return [*self._away_servers(), *self._silent_services()]
+
+    def _away_servers(self) -> list[dict[str, Any]]:
         found = self._known.stale()
         if self.nats_reason:
             found.append({"part": "nats", "since": self._nats_since, "reason": self.nats_reason})
@@ -72,11 +93,27 @@ class SuiteView:
             found.append({"part": "postgres", "since": self._postgres_since, "reason": reason})
         return found
 
+    def _silent_services(self) -> list[dict[str, Any]]:
+        # Without NATS no report arrives, and without telemetry nobody hears it: the banner then
+        # names the cause.
+        if self.status is None or self.nats_reason or self._known.stale():
+            return []
+        if not self.status["nats"]["connected"]:
+            return []
+        return [
+            {"part": name, "since": since, "reason": NO_REPORT}
+            for name, since in self._heard_last.items()
+        ]
+
     def head(self) -> dict[str, Any]:
         """What every answer begins with."""
         return {"as_of": stamp(), "stale": self.stale()}
 
     def _take(self, now: float) -> None:
+        """Add a sample, unless the last one is new."""
+        if now - self._sampled_at < SAMPLE_S - INTERVAL_S / 2:
+            return
+        self._sampled_at = now
         status = self.status
         if status is None or self._known.stale():
             # A gap in the charts is true; a repeated value would not be.
@@ -86,7 +123,7 @@ class SuiteView:
             self._postgres_since = stamp(now)
         # Only a fresh reading says where the log ends now.
         slot = status.get("slot") or {}
-        if slot.get("wal_lsn"):
+        if slot.get("wal_lsn") and status["postgres"]["reachable"]:
             self._ends.add(now, int(slot["wal_lsn"]))
         figures = status["services"].get("publisher", {}).get("figures", {})
         self._samples.append(
@@ -111,8 +148,8 @@ class SuiteView:
 
     def overview(self) -> dict[str, Any]:
         stale = self.stale()
-        # The status describes an unreachable PostgreSQL in more detail.
-        told = [one for one in stale if one["part"] != "postgres"]
+        # The status describes an unreachable PostgreSQL and a silent service in more detail.
+        told = [one for one in self._away_servers() if one["part"] != "postgres"]
         # Judged again for each answer: a verdict that was kept could be old.
         found = overview.troubles(self.status, told)
         slot = (self.status or {}).get("slot") or {}

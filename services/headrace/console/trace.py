@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from headrace.console.answering import SILENT
 from headrace.console.answers import answer, caller_of
 from headrace.console.cells import Redaction, event_document
 from headrace.console.known import FAILURES, stamp
@@ -155,7 +156,7 @@ class Tracing:
         for name, service in self._services().items():
             if name.startswith("sink-"):
                 done = int(service["figures"].get("sink_stream_seq", 0))
-                live = service["state"] != "silent"
+                live = service["state"] not in SILENT
                 reached = _reached(done >= event.stream_seq, live=live)
                 text = f"It has committed everything up to message {done}."
                 station = _station("sink", name.removeprefix("sink-"), reached, text)
@@ -175,7 +176,7 @@ class Tracing:
             if service is None or not mark:
                 continue
             done = int(mark) >= position.lsn if inclusive else int(mark) > position.lsn
-            reached = _reached(done, live=service["state"] != "silent")
+            reached = _reached(done, live=service["state"] not in SILENT)
             text = f"{name} has everything before {format_lsn(int(mark))}."
             found.append(_station(kind, name, reached, text, lsn=int(mark)))
         return found

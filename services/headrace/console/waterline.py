@@ -24,7 +24,12 @@ _FIGURES = (
     ("wal-archiver", "backup_stored_lsn", "backup", "The physical log is stored up to it."),
 )
 # Telemetry's words and the pages'.
-STATES = {"ready": "running", "not ready": "attention", "silent": "failed"}
+STATES = {
+    "ready": "running",
+    "not ready": "attention",
+    "late": "attention",
+    "silent": "failed",
+}
 # The oldest message that a consumer has not read may be so old.
 _KEEPS_UP_S = 60.0
 

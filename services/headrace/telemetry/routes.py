@@ -84,7 +84,11 @@ class Routes:
                 "source": self._settings.source.slot,
                 "publication": self._settings.source.publication,
                 "slot": asdict(watch.slot) if watch.slot else None,
-                "postgres": {"reachable": watch.reachable, "reason": watch.reason},
+                "postgres": {
+                    "reachable": watch.reachable,
+                    "reason": watch.reason,
+                    "waiting_s": self._suite.waiting_s(now),
+                },
                 "nats": {
                     "connected": self._connected is not None,
                     "server": shown(self._settings.nats),

@@ -60,6 +60,7 @@ class SlotWatch:
     async def look(self) -> None:
         """Read the slot's state once, and check its lag when that is due."""
         before = self._suite.watch
+        self._suite.asking_since = time.monotonic()
         try:
             self._suite.watch = await self._read()
         except (HeadraceError, asyncpg.PostgresError, *connection.BROKEN) as error:
@@ -70,6 +71,8 @@ class SlotWatch:
             # The server may come back as another one, whose LSNs don't continue these.
             self._written.forget()
             self._safe.forget()
+        finally:
+            self._suite.asking_since = None
         self._tell_turn(before, self._suite.watch)
         self._figures()
         if time.monotonic() - self._judged_at >= self._settings.watch.wal_interval_s:

@@ -63,6 +63,8 @@ class Member:
     reasons: dict[str, str]
     live: bool
     instances: int
+    # Since its last report.
+    age_s: float = 0.0
 
     @property
     def state(self) -> str:
@@ -80,6 +82,8 @@ class SuiteStatus:
     started_at: float
     stats_interval_s: float
     watch: Watch = field(default_factory=Watch)
+    # Since when a query to PostgreSQL is unanswered; None while there is none.
+    asking_since: float | None = None
     streams: tuple[StreamView, ...] = ()
     consumers: tuple[ConsumerView, ...] = ()
     _heard: dict[tuple[str, str], _Heard] = field(default_factory=dict)
@@ -98,7 +102,8 @@ class SuiteStatus:
             heard, key=lambda h: (self._live(h, now), self._live(h, now) and _works(h.report), h.at)
         )
         live = sum(self._live(h, now) for h in heard)
-        return Member(leader.report.stats, leader.report.reasons, self._live(leader, now), live)
+        report = leader.report
+        return Member(report.stats, report.reasons, self._live(leader, now), live, now - leader.at)
 
     def members(self, now: float) -> dict[str, Member]:
         found = {name: self.member(name, now) for name in sorted({name for name, _ in self._heard})}
@@ -106,6 +111,12 @@ class SuiteStatus:
 
     def _live(self, heard: _Heard, now: float) -> bool:
         return now - heard.at <= max(SILENT_S_MIN, SILENT_REPORTS * self.stats_interval_s)
+
+    def waiting_s(self, now: float) -> float:
+        """For how long PostgreSQL has not answered the current query."""
+        if self.asking_since is None:
+            return 0.0
+        return round(now - self.asking_since, 3)
 
     def totals(self, now: float) -> SuiteTotals:
         members = self.members(now)
@@ -146,6 +157,7 @@ class SuiteStatus:
                 "instances": member.instances,
                 "reasons": member.reasons if member.live else {},
                 "figures": member.stats,
+                "age_s": round(member.age_s, 3),
             }
             for name, member in self.members(now).items()
         }

@@ -6,6 +6,7 @@ import { GOES_TO, helpOpen } from "../state/keys";
 import { link, overview, overviewAt } from "../state/live";
 import { route } from "../state/route";
 import { nextTheme, theme } from "../state/theme";
+import type { Overview } from "../types";
 import { Dialog } from "./dialog";
 import { Icon, type IconName } from "./icons";
 import { SearchBox } from "./search";
@@ -149,7 +150,19 @@ function Top() {
   );
 }
 
+type Stale = Overview["stale"][number];
+
 const PARTS: Readonly<Record<string, string>> = { nats: "NATS", postgres: "PostgreSQL" };
+
+/** One line for all of them: they often end together. */
+function silentText(silent: readonly Stale[]): string {
+  const [first] = silent;
+  const names = silent.map(({ part }) => part).join(", ");
+  const since = silent.map((one) => one.since ?? "").sort()[0];
+  const known = since ? ` What is shown of ${silent.length > 1 ? "them" : "it"} is as of ${utc(since, 0)}.` : "";
+  if (silent.length > 1) return `${silent.length} services do not report any more: ${names}.${known}`;
+  return `${first?.part} does not report any more.${known}`;
+}
 
 /** What is away, and since when what is shown is no longer current. */
 function Banner() {
@@ -159,7 +172,11 @@ function Banner() {
     const known = overviewAt.value ? ` The page shows what was known at ${utc(new Date(overviewAt.value).toISOString(), 0)}.` : "";
     lines.push(`No connection: ${reason.replace(/\.$/, "")}.${known}`);
   } else {
-    for (const { part, since, reason: why } of overview.value?.stale ?? []) {
+    const { stale = [], services = [] } = overview.value ?? {};
+    const isService = ({ part }: Stale) => services.some(({ name }) => name === part);
+    const silent = stale.filter(isService);
+    if (silent.length > 0) lines.push(silentText(silent));
+    for (const { part, since, reason: why } of stale.filter((one) => !isService(one))) {
       const known = since ? ` What it says is as of ${utc(since, 0)}.` : "";
       lines.push(`${PARTS[part] ?? part} can’t be read: ${why.replace(/\.$/, "")}.${known}`);
     }

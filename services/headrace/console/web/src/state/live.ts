@@ -21,6 +21,9 @@ export const signedIn = signal(true);
 /** Nothing on the page may look current while the stream is away. */
 export const current = computed(() => link.value.state === "open" && overview.value !== null);
 
+/** The parts that do not answer now: every page asks again when they change. */
+export const away = computed(() => (overview.value?.stale ?? []).map(({ part }) => part).join(" "));
+
 interface EventsTopic {
   readonly filter: Query;
   /** The stream has begun: what follows comes after all that is stored now or, if it has resumed,

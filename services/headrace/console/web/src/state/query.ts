@@ -3,6 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { ApiPath } from "../types";
 import { get, Problem, type Query } from "./api";
+import { away } from "./live";
 
 export interface Answer<T> {
   readonly data: T | null;
@@ -59,7 +60,7 @@ export function useQuery<T>(path: ApiPath | null, query: Query = {}, everyMs = 0
       stop.abort();
       window.clearTimeout(timer);
     };
-  }, [asked, everyMs, turn]);
+  }, [asked, everyMs, turn, away.value]);
   // The answer to an earlier question is none to this one.
   const current = held.asked === asked ? held : { data: null, problem: null, at: 0 };
   return { ...current, again: () => setTurn((value) => value + 1) };

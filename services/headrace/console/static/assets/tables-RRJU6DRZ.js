@@ -1,1 +1,0 @@
-import{a,b}from"./chunk-PKEXFKES.js";import"./chunk-T2ML6XZ7.js";import"./chunk-2YY73UOW.js";import"./chunk-LZMQVZN7.js";import"./chunk-5UZ2D5FA.js";import"./chunk-R64E4PLA.js";import"./chunk-H4O2HKTV.js";import"./chunk-YN5VIZJL.js";export{b as default,a as fullName};
