@@ -28,9 +28,9 @@ SELECT (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_siz
 """  # noqa: S608  # a constant
 
 
-async def run(settings: Settings) -> None:
+async def run(settings: Settings, screen: Screen | None = None) -> None:
     """Create what is missing."""
-    screen = Screen()
+    screen = screen or Screen()
     store = located(settings)
     connection = await PhysicalConnection.open(settings.postgres, "headrace backup init")
     try:

@@ -38,7 +38,7 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.process import AlreadyServedError
 from headrace.embedded.server import EmbeddedServer
 from headrace.errors import HeadraceError
-from headrace.settings import DeliveryMode
+from headrace.settings import DeliveryMode, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +213,8 @@ class _Up:
                 else:
                     tables = []
             await init.run(suite.settings, tables, made)
+        if settings[0].backup.url:
+            await _make_backup_store(settings[0], made)
         if several:
             # `init` may have created or extended publications.
             await require_disjoint(settings, existing=True)
@@ -264,6 +266,8 @@ class _Up:
             settings["HEADRACE_LAKE_URL"] = suite.settings.lake.url
         if suite.settings.lake.catalog:
             settings["HEADRACE_LAKE_CATALOG"] = suite.settings.lake.catalog
+        if suite.settings.backup.url:
+            settings["HEADRACE_BACKUP_URL"] = suite.settings.backup.url
         if suite.settings.sql.enabled:
             settings |= sql_environment(suite.settings.sql, self._folder)
         self._servers.write_environment(settings, name)
@@ -371,6 +375,7 @@ class _Up:
             ("follow", f". {environment} && headrace tail   (in another terminal)"),
             *several,
             *self._sql_hints(),
+            *self._backup_hints(),
             ("nats", f"nats --server {url} sub 'cdc.>'"),
             ("Python", f"client = await nats.connect({url!r})"),
             ("", "await client.jetstream().subscribe('cdc.>', ordered_consumer=True)"),
@@ -386,6 +391,18 @@ class _Up:
             for suite in self._suites
             if suite.settings.sql.enabled
         ]
+
+    def _backup_hints(self) -> list[tuple[str, str]]:
+        if not self._suites[0].settings.backup.url:
+            return []
+        return [("back up", f". {_short(self._folder / 'env')} && headrace backup now")]
+
+
+async def _make_backup_store(settings: Settings, made: CreatedObjects) -> None:
+    # An installation without backups lacks its packages.
+    from headrace.cli.backup import create
+
+    await create.run(settings, made)
 
 
 def _hasten(server: EmbeddedServer) -> None:

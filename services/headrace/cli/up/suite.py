@@ -166,7 +166,8 @@ class Suite:
         """The services to start, in stopping order, and their documented ports."""
         wanted = {ARCHIVER: bool(self.settings.archive.url)}
         wanted[LAKE_WRITER] = bool(self.settings.lake.url)
-        wanted[WAL_ARCHIVER] = bool(self.settings.backup.url)
+        # A backup is of the whole cluster, which all suites of one `up` share.
+        wanted[WAL_ARCHIVER] = bool(self.settings.backup.url) and not self._shift
         wanted[SQL_SERVER] = self.settings.sql.enabled
         wanted[CONSOLE] = self.settings.console.enabled
         wanted[AUDIT_WRITER] = load_audit(self._environment).enabled
