@@ -16,7 +16,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from headrace.console.answers import answer
+from headrace.console.access import Caller
+from headrace.console.answers import answer, caller_of
 from headrace.console.command import TIMEOUT_S, output_of
 from headrace.console.known import LastKnown, stamp
 from headrace.console.positions import lsn_in
@@ -48,7 +49,7 @@ class BackupAnswers:
         # A plan lists the whole store.
         self._turns = asyncio.Semaphore(2)
 
-    async def page(self, _: web.Request) -> web.Response:
+    async def page(self, request: web.Request) -> web.Response:
         """The store, its backups and the window that can be restored."""
         self._check()
         stored = await self._stored.current() or _NOTHING
@@ -56,7 +57,7 @@ class BackupAnswers:
             {
                 **self._head(self._stored),
                 "store": self._settings.backup.url,
-                "writer": self._writer(),
+                "writer": self._writer(caller_of(request)),
                 **stored,
             }
         )
@@ -93,9 +94,9 @@ class BackupAnswers:
         head = self._suite.head()
         return {**head, "stale": [*head["stale"], *known.stale()]}
 
-    def _writer(self) -> Document | None:
+    def _writer(self, caller: Caller) -> Document | None:
         """The wal-archiver's own figures; None if it does not report."""
-        service = ((self._suite.status or {}).get("services") or {}).get("wal-archiver")
+        service = ((self._suite.status_for(caller) or {}).get("services") or {}).get("wal-archiver")
         if service is None:
             return None
         figures = service["figures"]

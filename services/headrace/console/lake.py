@@ -14,7 +14,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from headrace.console.answers import answer
+from headrace.console.access import Caller
+from headrace.console.answers import answer, caller_of
 from headrace.console.command import TIMEOUT_S, output_of
 from headrace.console.known import LastKnown, stamp
 from headrace.console.problem import not_found, unavailable
@@ -45,7 +46,7 @@ class LakeView:
             "lake", self._read_tables, TABLES_S, TIMEOUT_S
         )
 
-    async def page(self, _: web.Request) -> web.Response:
+    async def page(self, request: web.Request) -> web.Response:
         """The cuts, and how far the lake-writer is behind."""
         self._check()
         cuts, copies = await self._cuts.current() or ([], [])
@@ -58,7 +59,7 @@ class LakeView:
                 **self._head(self._cuts),
                 "place": self._settings.lake.url,
                 "age_s": age,
-                "writer": self._writer(),
+                "writer": self._writer(caller_of(request)),
                 "cuts": _documents(cuts),
                 "copies": copies,
             }
@@ -83,9 +84,9 @@ class LakeView:
         head = self._suite.head()
         return {**head, "stale": [*head["stale"], *known.stale()]}
 
-    def _writer(self) -> Document | None:
+    def _writer(self, caller: Caller) -> Document | None:
         """The lake-writer's own figures; None if it does not report."""
-        service = ((self._suite.status or {}).get("services") or {}).get("lake-writer")
+        service = ((self._suite.status_for(caller) or {}).get("services") or {}).get("lake-writer")
         if service is None:
             return None
         figures = service["figures"]

@@ -38,8 +38,8 @@ class SuiteAnswers:
         self._redaction = redaction
         self._acts = acts
 
-    async def overview(self, _: web.Request) -> web.Response:
-        return answer(self._suite.overview())
+    async def overview(self, request: web.Request) -> web.Response:
+        return answer(self._suite.overview(caller_of(request)))
 
     async def waterline(self, _: web.Request) -> web.Response:
         return answer({**self._suite.head(), "waterline": self._suite.waterline()})
@@ -51,8 +51,9 @@ class SuiteAnswers:
             raise invalid("after is a time in seconds", "Ask with after=0.") from error
         return answer(self._suite.history(after))
 
-    async def services(self, _: web.Request) -> web.Response:
-        return self._list(overview.service_details(self._suite.status))
+    async def services(self, request: web.Request) -> web.Response:
+        status = self._suite.status_for(caller_of(request))
+        return self._list(overview.service_details(status))
 
     async def consumers(self, _: web.Request) -> web.Response:
         return self._list(overview.consumers(self._suite.status))

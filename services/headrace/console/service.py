@@ -73,15 +73,15 @@ class ConsoleParts:
         redaction = _redaction(settings)
         self._sessions = Sessions()
         self._acts = ActsLog(settings)
-        self._suite = SuiteView(settings)
+        self._suite = SuiteView(settings, redaction)
         self._reader = EventReader(settings)
         self._ring = LiveRing(self._reader, console.ring_bytes)
         tables = Tables(settings, self._reader, self._suite)
         self._identity = SignIn(access, self._sessions, settings.source.slot)
         self._seen = SuiteAnswers(self._suite, self._reader, tables, redaction, self._acts)
-        self._snapshots = SnapshotList(settings, self._reader, self._suite)
+        self._snapshots = SnapshotList(settings, self._reader, self._suite, redaction)
         self._tracing = Tracing(settings, self._reader, self._suite, redaction)
-        self._system = System(settings, self._reader, self._suite)
+        self._system = System(settings, self._reader, self._suite, redaction)
         self._audit = AuditAnswers(settings, self._suite, redaction)
         plans = Plans(self._acts, scope.health.stats)
         self._operations = Operations(settings, self._reader, self._suite, tables, plans)
@@ -96,7 +96,7 @@ class ConsoleParts:
             redaction,
             settings.source.slot,
             console.streams_max,
-            self._snapshots.document,
+            self._snapshots.document_for,
         )
         self.endpoints = self._listed()
         # From the same list as the routes: no route can be without its role.

@@ -23,6 +23,7 @@ from headrace.console.known import FAILURES
 from headrace.console.plans import STEP, Intent, Plans
 from headrace.console.problem import ProblemError, invalid, not_found
 from headrace.console.reading import EventReader
+from headrace.console.reasons import may_read_reasons
 from headrace.console.suite_view import SuiteView
 from headrace.console.tables import Tables
 from headrace.console.waterline import STATES
@@ -236,14 +237,14 @@ class Sinks:
         sequence = figures.get("sink_stream_seq") or (read.acknowledged if read else None)
         sink = file.sinks.get(name)
         state, reasons = _state(service, instructions)
+        open_to = may_read_reasons(caller, self._redaction)
         return {
             "name": name,
             "to": None if sink is None else shown_address(sink.to),
             "promise": (None if sink is None else promise_text(sink)) or None,
             "state": state,
-            # Targets quote values in their errors, so these take the right to all values.
-            "reason": ("; ".join(reasons) or None) if caller.sees_everything else None,
-            "reason_hidden": bool(reasons) and not caller.sees_everything,
+            "reason": ("; ".join(reasons) or None) if open_to else None,
+            "reason_hidden": bool(reasons) and not open_to,
             "paused": instructions.paused,
             "reset": instructions.reset and str(instructions.reset),
             "replaying": len(instructions.replay),

@@ -11,15 +11,19 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
-from headrace.console.answers import answer
+from headrace.console.access import Caller
+from headrace.console.answers import answer, caller_of
+from headrace.console.cells import Redaction
 from headrace.console.known import LastKnown, stamp
 from headrace.console.reading import EventReader
+from headrace.console.reasons import HIDDEN
 from headrace.console.suite_view import SuiteView
 from headrace.contract.events import decode
 from headrace.contract.subjects_and_ids import (
     meta_subject,
     snapshot_error_subject,
     snapshot_progress_subject,
+    split_table_token,
 )
 from headrace.errors import DecodeError
 from headrace.settings import Settings
@@ -30,10 +34,13 @@ Document = dict[str, Any]
 
 
 class SnapshotList:
-    def __init__(self, settings: Settings, reader: EventReader, suite: SuiteView) -> None:
+    def __init__(
+        self, settings: Settings, reader: EventReader, suite: SuiteView, redaction: Redaction
+    ) -> None:
         self._settings = settings
         self._reader = reader
         self._suite = suite
+        self._redaction = redaction
         self._running: dict[str, tuple[Document, float]] = {}
         self._stored: LastKnown[list[Document]] = LastKnown("snapshots", self._read, STORED_S)
 
@@ -57,10 +64,10 @@ class SnapshotList:
         while len(self._running) > KEPT_MAX:
             del self._running[next(iter(self._running))]
 
-    async def page(self, _: web.Request) -> web.Response:
-        return answer(await self.document())
+    async def page(self, request: web.Request) -> web.Response:
+        return answer(await self.document_for(caller_of(request)))
 
-    async def document(self) -> Mapping[str, Any]:
+    async def document_for(self, caller: Caller) -> Mapping[str, Any]:
         """Running ones first, then the others, the latest first."""
         stored = await self._stored.current() or []
         # The last progress may arrive after the end was stored.
@@ -74,7 +81,15 @@ class SnapshotList:
         told = {one["part"] for one in head["stale"]}
         if "nats" not in told:
             head["stale"] += self._stored.stale()
-        return {**head, "items": [*running, *stored][:KEPT_MAX]}
+        items = [self._open_to(caller, one) for one in (*running, *stored)[:KEPT_MAX]]
+        return {**head, "items": items}
+
+    def _open_to(self, caller: Caller, document: Document) -> Document:
+        """The document, without a reason that may quote values that the caller doesn't see."""
+        names = split_table_token(document["token"])
+        if not document["reason"] or (caller.sees(*names) and not self._redaction.columns(*names)):
+            return document
+        return {**document, "reason": HIDDEN}
 
     async def _read(self) -> list[Document]:
         """The ends of snapshots in the stream."""

@@ -53,7 +53,7 @@ class Live:
         redaction: Redaction,
         source: str,
         streams_max: int,
-        snapshots: Callable[[], Awaitable[Mapping[str, Any]]],
+        snapshots: Callable[[Caller], Awaitable[Mapping[str, Any]]],
     ) -> None:
         self._scope = scope
         self._suite = suite
@@ -129,7 +129,7 @@ class Live:
             # A part that becomes stale is sent immediately, the overview otherwise in its rhythm.
             parts = [one["part"] for one in self._suite.stale()]
             if "overview" in topics and (now - overview >= OVERVIEW_S or parts != stale):
-                await tab.send("overview", self._suite.overview())
+                await tab.send("overview", self._suite.overview(tab.caller))
                 overview = now
                 stale = parts
             if "events" in topics:
@@ -137,7 +137,7 @@ class Live:
             # A silent connection looks like an idle one, unless it beats.
             if now - beat >= BEAT_S:
                 if "snapshots" in topics:
-                    await tab.send("snapshots", await self._snapshots())
+                    await tab.send("snapshots", await self._snapshots(tab.caller))
                 await tab.send("beat", {})
                 beat = now
             await wait_for(self._scope.stopping, FRAME_S)

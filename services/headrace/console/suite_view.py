@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.console import overview
+from headrace.console.access import Caller
 from headrace.console.answering import NO_REPORT, judged, silent
+from headrace.console.cells import Redaction
 from headrace.console.known import LastKnown, stamp
+from headrace.console.reasons import status_for
 from headrace.console.waterline import LogEnds, waterline
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
@@ -30,8 +33,9 @@ _RATE_SAMPLES = 5
 
 
 class SuiteView:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, redaction: Redaction) -> None:
         self._settings = settings
+        self._redaction = redaction
         base = telemetry_address(settings)
         self._known: LastKnown[dict[str, Any]] = LastKnown(
             "telemetry", lambda: fetch(base), INTERVAL_S / 2, TIMEOUT_S
@@ -62,6 +66,10 @@ class SuiteView:
     @property
     def status(self) -> Mapping[str, Any] | None:
         return self._status
+
+    def status_for(self, caller: Caller) -> Mapping[str, Any] | None:
+        """The status, with the reasons that this caller may read."""
+        return status_for(caller, self._redaction, self._status)
 
     def _judge(self, found: Mapping[str, Any] | None) -> None:
         if found is not None:
@@ -146,28 +154,29 @@ class SuiteView:
     def waterline(self) -> dict[str, Any]:
         return waterline(self.status or {}, self._ends, time.time(), stamp())
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self, caller: Caller) -> dict[str, Any]:
+        status = self.status_for(caller)
         stale = self.stale()
         # The status describes an unreachable PostgreSQL and a silent service in more detail.
         told = [one for one in self._away_servers() if one["part"] != "postgres"]
         # Judged again for each answer: a verdict that was kept could be old.
-        found = overview.troubles(self.status, told)
-        slot = (self.status or {}).get("slot") or {}
+        found = overview.troubles(status, told)
+        slot = (status or {}).get("slot") or {}
         lag_bytes = slot.get("lag_bytes")
         return {
             "as_of": stamp(),
             "stale": stale,
             "source": self._settings.source.slot,
-            "health": overview.health(found, self.paused, known=self.status is not None),
+            "health": overview.health(found, self.paused, known=status is not None),
             "paused": self.paused,
             "rate": {"events_per_s": self._rate("events"), "bytes_per_s": self._rate("bytes")},
             "lag": {
                 "seconds": self._lag_s(time.time()),
                 "bytes": None if lag_bytes is None else str(lag_bytes),
             },
-            "room": overview.room(self.status),
-            "totals": overview.totals(self.status),
-            "services": overview.service_lines(self.status),
+            "room": overview.room(status),
+            "totals": overview.totals(status),
+            "services": overview.service_lines(status),
             "waterline": self.waterline(),
         }
 

@@ -19,10 +19,12 @@ from nats.js.errors import NotFoundError
 
 from headrace.audit.settings import load_audit
 from headrace.console.answers import answer, caller_of
+from headrace.console.cells import Redaction
 from headrace.console.command import output_of
 from headrace.console.known import FAILURES, stamp
 from headrace.console.problem import unavailable
 from headrace.console.reading import EventReader
+from headrace.console.reasons import HIDDEN, may_read_reasons
 from headrace.console.suite_view import SuiteView
 from headrace.contract.events import decode
 from headrace.contract.subjects_and_ids import CDC
@@ -37,10 +39,13 @@ _GAP = f"{CDC}._gap"
 
 
 class System:
-    def __init__(self, settings: Settings, reader: EventReader, suite: SuiteView) -> None:
+    def __init__(
+        self, settings: Settings, reader: EventReader, suite: SuiteView, redaction: Redaction
+    ) -> None:
         self._settings = settings
         self._reader = reader
         self._suite = suite
+        self._redaction = redaction
         self._doctor_turn = asyncio.Lock()
         self._findings: tuple[float, list[dict[str, Any]]] | None = None
 
@@ -58,14 +63,22 @@ class System:
         ]
         return self._list(items)
 
-    async def doctor(self, _: web.Request) -> web.Response:
+    async def doctor(self, request: web.Request) -> web.Response:
         # One at a time, and its findings for a while: it opens further connections.
         async with self._doctor_turn:
             kept = self._findings
             if kept is None or time.monotonic() - kept[0] > DOCTOR_S:
                 kept = (time.monotonic(), await _findings())
                 self._findings = kept
-        return self._list(kept[1])
+        if may_read_reasons(caller_of(request), self._redaction):
+            return self._list(kept[1])
+        # A sink that its target has disabled is paused with the target's words.
+        return self._list(
+            [
+                {**one, "text": HIDDEN} if one["part"].endswith(": paused") else one
+                for one in kept[1]
+            ]
+        )
 
     def _list(self, items: list[dict[str, Any]]) -> web.Response:
         return answer({**self._suite.head(), "items": items})
@@ -85,7 +98,7 @@ class System:
 
     async def parked(self, request: web.Request) -> web.Response:
         """Parked changes of this source. Reasons may quote bytes, so they take the right to all."""
-        sees = caller_of(request).sees_everything
+        sees = may_read_reasons(caller_of(request), self._redaction)
         bucket = self._settings.streams.parked
         js = self._reader.client.jetstream()
         try:

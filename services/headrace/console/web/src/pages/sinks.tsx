@@ -11,7 +11,7 @@ export function sinkHref(name: string): string {
 }
 
 export function SinkReason({ of: sink }: { of: SinkLine }) {
-  if (sink.reason_hidden) return <span class="dim">hidden: reasons may quote values, and you have no right to all of them</span>;
+  if (sink.reason_hidden) return <span class="dim">hidden: it may quote values of rows</span>;
   return sink.reason ? <>{visible(sink.reason)}</> : <span class="dim">–</span>;
 }
 
