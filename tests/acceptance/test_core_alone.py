@@ -192,6 +192,16 @@ def test_every_command_says_in_one_sentence_what_it_misses(python: Path, tmp_pat
                 assert found[1] == extra, (command, text)
 
 
+def test_the_doctor_does_not_fail_for_what_only_other_images_can_read(
+    python: Path, tmp_path: Path
+) -> None:
+    [outcome] = ran(python, tmp_path, [["doctor", "--json"]])
+    checks = json.loads(str(outcome[2]))["checks"]
+    unread = [check for check in checks if "not installed" in check["found"]]
+    assert {check["group"] for check in unread} == {"Archive", "Backups", "Lake"}
+    assert {check["state"] for check in unread} == {"warn"}, unread
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_sink_says_in_one_sentence_what_it_misses(
     python: Path, tmp_path: Path, scheme: str

@@ -171,9 +171,10 @@ async def test_the_commands_of_a_consumer_work_with_its_own_rights_and_say_which
         "NATS_BRIDGE_USER": "consumer",
         "NATS_BRIDGE_PASSWORD": suite.secrets["NATS_CONSUMER_PASSWORD"],
     }
-    deaf = await command(environment, "snapshot", "nobody")
-    assert (deaf.code, "Traceback" in deaf.err) == (1, False), deaf.err
-    assert "NATS_INBOX_PREFIX" in " ".join(deaf.err.split())
+    for words in (["snapshot", "nobody"], ["tail"]):
+        deaf = await command(environment, *words)
+        assert (deaf.code, "Traceback" in deaf.err) == (1, False), deaf.err
+        assert "NATS_INBOX_PREFIX" in " ".join(deaf.err.split()), words
     heard = await command({**environment, "NATS_INBOX_PREFIX": INBOX}, "snapshot", "nobody")
     assert heard.code == 1
     assert "Request a table of the publication" in " ".join(heard.err.split())

@@ -46,7 +46,7 @@ async def _store(settings: Settings, url: str, findings: Findings) -> None:
     try:
         files, info = await asyncio.to_thread(_last, url)
     except ModuleNotFoundError as error:
-        findings.fail("store", f"{error.name} is not installed", "pip install 'headrace[archive]'")
+        findings.unread("store", str(error.name), "archive")
         return
     except HeadraceError as error:
         findings.fail("store", str(error.args[0]), error.remedy)

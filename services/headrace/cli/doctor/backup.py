@@ -62,7 +62,7 @@ async def examine(settings: Settings) -> Findings:
     try:
         from headrace.backup.store import BackupStore  # an extra
     except ModuleNotFoundError as error:
-        findings.fail("store", f"{error.name} is not installed", "pip install 'headrace[archive]'")
+        findings.unread("store", str(error.name), "archive")
         return findings
     store = BackupStore(settings.backup.url, settings.backup.put_timeout_s)
     try:

@@ -41,6 +41,13 @@ class Findings:
     def fail(self, name: str, found: str, remedy: str) -> None:
         self.checks.append(Check(self.group, name, CheckState.FAIL, found, remedy))
 
+    def unread(self, name: str, module: str, extra: str) -> None:
+        """Report a store that can't be read without an optional package. This is no failure: the
+        service that uses the store may run in another image.
+        """
+        remedy = f"pip install 'headrace[{extra}]', or run doctor in the image of that service."
+        self.warn(name, f"can't be read without {module}, which is not installed", remedy)
+
     def judge(self, name: str, found: str, remedy: str, *, good: bool) -> None:
         """Passed, or failed with a remedy."""
         if good:

@@ -49,7 +49,7 @@ async def examine(settings: Settings) -> Findings:
         cut = await asyncio.to_thread(_last_cut, settings, findings)
         await _writer(settings, cut, findings)
     except ModuleNotFoundError as error:
-        findings.fail("catalog", f"{error.name} is not installed", "pip install 'headrace[lake]'")
+        findings.unread("catalog", str(error.name), "lake")
     except (HeadraceError, NatsError, TimeoutError):
         # The other groups report problems of PostgreSQL or NATS.
         findings.warn(SERVICE, "can't be checked", "Fix PostgreSQL and NATS first.")
@@ -87,7 +87,7 @@ def _place(url: str, findings: Findings) -> bool:
 
         next(iter(LakeFiles(url).walk(f"{url.rstrip('/')}/metadata/")), None)
     except ModuleNotFoundError as error:
-        findings.fail("place", f"{error.name} is not installed", "pip install 'headrace[lake]'")
+        findings.unread("place", str(error.name), "lake")
         return False
     except HeadraceError as error:
         findings.fail("place", str(error.args[0]), error.remedy)

@@ -16,11 +16,11 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NoKeysError
 from rich.text import Text
 
+from headrace.cli import session
 from headrace.cli.terminal import Console
 from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.subjects_and_ids import CDC, table_token
 from headrace.contract.table_patterns import table_of
-from headrace.jetstream.connection import connect_once
 from headrace.settings import Settings
 from headrace.terminal.text import one_line, plain
 
@@ -46,7 +46,6 @@ async def run(
 ) -> None:
     """Print events until interrupted, or until `limit` of them."""
     console = Console(soft_wrap=True)
-    client = await connect_once(settings.nats, "headrace-tail")
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -56,24 +55,24 @@ async def run(
         start=Start.ALL if from_start else Start.NEW,
         state_bucket=settings.streams.state,
     )
-    try:
-        async with follow(client, subscription, MemoryWatermarks()) as consumer:
-            if console.is_terminal:
-                print("following; Ctrl-C ends", file=sys.stderr)
-            shown = 0
-            unasked = bool(tables)
-            while not stop.is_set() and shown != limit:
-                event = await _next_or_stop(consumer.next(0.5), stop)
-                if event is None and unasked:
-                    # Only now: the first row of a new table may come before its schema.
-                    unasked = False
-                    await _tell_unknown(client, settings, tables)
-                if event is not None:
-                    show(console, event, as_json=as_json)
-                    await consumer.done(event)
-                    shown += 1
-    finally:
-        await client.close()
+    async with (
+        session.nats(settings, "tail") as (client, _),
+        follow(client, subscription, MemoryWatermarks()) as consumer,
+    ):
+        if console.is_terminal:
+            print("following; Ctrl-C ends", file=sys.stderr)
+        shown = 0
+        unasked = bool(tables)
+        while not stop.is_set() and shown != limit:
+            event = await _next_or_stop(consumer.next(0.5), stop)
+            if event is None and unasked:
+                # Only now: the first row of a new table may come before its schema.
+                unasked = False
+                await _tell_unknown(client, settings, tables)
+            if event is not None:
+                show(console, event, as_json=as_json)
+                await consumer.done(event)
+                shown += 1
 
 
 async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str]) -> None:
