@@ -33,6 +33,7 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "backup.url": {"pattern": "^$|^(s3|gs|az)://"},
     "lake.url": {"pattern": "^$|^(s3|gs|az)://"},
     "lake.catalogPort": {"minimum": 1, "maximum": 65535},
+    "console.sqlPort": {"minimum": 1, "maximum": 65535},
     "audit.port": {"minimum": 0, "maximum": 65535},
     "audit.schema": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,39}$"},
     "audit.table": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,39}$"},
@@ -43,7 +44,13 @@ _SETTINGS = {
     "propertyNames": {
         "pattern": "^(HEADRACE_[A-Z0-9_]+|NATS_[A-Z0-9_]+|PG[A-Z]+)$",
         # Anyone who may read manifests could sign in with these: they come only from secrets.
-        "not": {"enum": ["HEADRACE_CONSOLE_TOKEN", "HEADRACE_CONSOLE_PROXY_SECRET"]},
+        "not": {
+            "enum": [
+                "HEADRACE_CONSOLE_TOKEN",
+                "HEADRACE_CONSOLE_PROXY_SECRET",
+                "HEADRACE_CONSOLE_SQL_URL",
+            ]
+        },
     },
     "additionalProperties": {"type": ["string", "number", "boolean"]},
 }
@@ -108,6 +115,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "sinks": {"type": "array", "items": _SINK},
     "audit.settings": _AUDIT_SETTINGS,
     "console.proxies": _STRINGS,
+    "console.secrets": _STRINGS,
     "console.settings": _SETTINGS,
     "mirror.tables": _STRINGS,
     "networkPolicy.egressPorts": _PORTS,

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from headrace.testing.servers import POSTGRES_TEST_SETTINGS, SessionServers
 from tests.chart.composition import ROOT, Service, services
 
 SUITE = ("wal-reader", "publisher", "snapshot-responder", "schema-publisher", "telemetry")
+PROBE = ROOT / "deploy/docker/probe.py"
 DATABASE = "headrace"
 # No service of the suite has it: the command is given it.
 MIRROR_PORT = "9098"
@@ -285,13 +285,10 @@ class Deployment:
 
     async def probed(self, name: str) -> int:
         """Run the container's health check; its exit code."""
-        *head, script = self.composed[name].probe
-        port = self.port(name)
-        here = re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", script)
-        assert here != script
+        python, *options, script, _, path = self.composed[name].probe
+        assert (python, script) == ("/usr/bin/python3", "/opt/headrace/probe.py")
         process = await asyncio.create_subprocess_exec(
-            *[part.replace("/usr/bin/python3", sys.executable) for part in head],
-            here,
+            *[sys.executable, *options, str(PROBE), str(self.port(name)), path],
             stderr=asyncio.subprocess.DEVNULL,
         )
         return await process.wait()

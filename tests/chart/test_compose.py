@@ -24,7 +24,7 @@ ROLES = ROOT / "deploy/postgres/roles.sql"
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 SECOND = tuple(f"{name}-2" for name in ("init", *SUITE))
 # Containers that end.
-ONCE = ("init", "backup-init", "base-backup")
+ONCE = ("init", "backup-init", "base-backup", "tail")
 OURS = (
     *SUITE,
     *(
@@ -46,6 +46,7 @@ MORE_WORDS = {
     "sink": ["files"],
     "backup-init": ["init"],
     "base-backup": ["now", "--spread"],
+    "tail": ["--from-start"],
 }
 # libpq's, of the mirror's target.
 LIBPQ = {"PGPASSWORD"}
@@ -76,7 +77,7 @@ def port_of(name: str) -> int:
 
 def test_every_service_of_the_suite_is_there() -> None:
     assert set(SUITE) <= set(services())
-    others = {"init", "mirror", "backup", "sink"}
+    others = {"init", "mirror", "backup", "sink", "tail"}
     assert {kind(service.name) for service in ours()} - others == set(SERVICES)
     left_out = {name for name, service in services().items() if "image" in service.body} - set(OURS)
     assert [name for name in left_out if "headrace" in services()[name].body["image"]] == ["spark"]
@@ -97,12 +98,14 @@ def test_every_variable_is_a_setting_with_a_value_it_may_have(service: Service) 
     load_audit(service.environment)
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if kind(name) not in {"init", "backup"}])
+@pytest.mark.parametrize(
+    "name", [name for name in OURS if name not in ONCE and kind(name) != "init"]
+)
 def test_every_probe_asks_the_port_and_path_of_its_service(name: str) -> None:
     # Copying tables may take hours, in which there is nothing wrong with these.
     copying = {"mirror", "lake-writer", "sql-server", "sink"}
     path = "livez" if name in copying else "readyz"
-    assert f"http://127.0.0.1:{port_of(name)}/{path}'" in services()[name].probe[-1]
+    assert services()[name].probe[-3:] == ["/opt/headrace/probe.py", str(port_of(name)), path]
 
 
 def test_the_second_suite_is_the_first_one_with_another_slot_and_publication() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace.audit.settings import load_audit
 from headrace.console.access import Access, access_of
@@ -142,6 +143,45 @@ def test_a_console_hides_what_the_trail_hides_and_reads_it_with_a_separate_role(
         assert "HEADRACE_AUDIT_TOKEN" not in secrets_of(console)
 
 
+def test_the_console_reads_the_lake_the_backups_and_sql_with_rights_of_its_own() -> None:
+    for slot, name in SUITES:
+        container = container_of(EVERYTHING, f"{name}-console")
+        made = load(values_of(container))
+        assert made.lake.url == f"s3://bucket/lake/{slot}"
+        secrets = secrets_of(container)
+        assert secrets["HEADRACE_LAKE_CATALOG"] == "lake-catalog-reader"
+        assert secrets["HEADRACE_CONSOLE_SQL_URL"] == "console-sql"
+        assert "HEADRACE_LAKE_TOKEN" not in secrets
+        assert container["envFrom"] == [{"secretRef": {"name": "stores-reader"}}]
+    # The backups are of the whole cluster: the first suite's console shows them.
+    stores = [load(values_of(container_of(EVERYTHING, f"{name}-console"))) for _, name in SUITES]
+    assert [made.backup.url for made in stores] == ["s3://bucket/backups", None]
+
+
+def test_without_secrets_of_its_own_a_console_has_those_of_what_it_shows() -> None:
+    pairs = ["lake.url=s3://b/lake", "archive.url=s3://b/log", "lake.secrets[0]=lake-store"]
+    pairs += ["backup.secrets[0]=backup-store", "console.enabled=true", "console.tokenSecret=t"]
+    both = ["lake-store", "backup-store"]
+    for more, wanted in (([], both[:1]), (["backup.url=s3://b/backups"], both)):
+        done = with_values(*pairs, *more)
+        assert done.returncode == 0, done.stderr
+        (console,) = [
+            m["spec"]["template"]["spec"]["containers"][0]
+            for m in yaml.safe_load_all(done.stdout)
+            if m and m["kind"] == "Deployment" and m["metadata"]["name"] == "headrace-console"
+        ]
+        found = [entry["secretRef"]["name"] for entry in console["envFrom"]]
+        assert found == wanted
+
+
+def test_the_sql_server_accepts_the_console_beside_its_clients() -> None:
+    console = of_name("Deployment", "headrace-people-console")["spec"]["template"]["metadata"]
+    (rule,) = of_name("NetworkPolicy", "headrace-people-sql-server")["spec"]["ingress"]
+    clients, own = rule["from"]
+    assert clients["namespaceSelector"]["matchLabels"]
+    assert own["podSelector"]["matchLabels"].items() <= console["labels"].items()
+
+
 def test_only_its_clients_reach_the_console_and_only_the_console_asks_telemetry() -> None:
     manifest = of_name("Deployment", "headrace-people-console")
     labels = manifest["spec"]["template"]["metadata"]["labels"].items()
@@ -161,7 +201,8 @@ def test_only_its_clients_reach_the_console_and_only_the_console_asks_telemetry(
         }
     ]
     asked = of_name("Deployment", "headrace-people-telemetry")["spec"]["template"]["metadata"]
-    (out,) = policy["egress"]
+    out, sql = policy["egress"]
+    assert sql == {"ports": [{"port": 5441}]}
     assert out["ports"] == [{"port": TELEMETRY.port}]
     assert out["to"][0]["podSelector"]["matchLabels"].items() <= asked["labels"].items()
     (in_,) = of_name("NetworkPolicy", "headrace-people-telemetry")["spec"]["ingress"]

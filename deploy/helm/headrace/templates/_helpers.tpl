@@ -131,6 +131,11 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* Whether backups are this suite's: one is of the whole cluster, whose log has one reader. */}}
+{{- define "headrace.keepsBackups" -}}
+{{- if and .root.Values.backup.url (eq .slot.name (first .root.Values.slots).name) }}true{{ end }}
+{{- end }}
+
 {{/* The sinks of a suite, as a list. A sink without a slot is the first suite's. */}}
 {{- define "headrace.sinks" -}}
 {{- $first := (first .root.Values.slots).name }}
@@ -157,6 +162,11 @@ name = {{ .name | quote }}
 {{- if eq .component "lake-writer" }}{{ $found = concat $found $values.lake.secrets }}{{ end }}
 {{- if eq .component "sql-server" }}{{ $found = $values.sql.secrets | default $values.lake.secrets }}{{ end }}
 {{- if eq .component "wal-archiver" }}{{ $found = $values.backup.secrets }}{{ end }}
+{{- if eq .component "console" }}
+{{- $lake := ternary $values.lake.secrets list (ne $values.lake.url "") }}
+{{- $backup := ternary $values.backup.secrets list (ne (include "headrace.keepsBackups" .) "") }}
+{{- $found = $values.console.secrets | default (concat $lake $backup) }}
+{{- end }}
 {{- with .sink }}{{ $found = concat (.secrets | default list) (ternary $values.archive.secrets list (ne $values.archive.url "")) }}{{ end }}
 {{- $found | uniq | toJson }}
 {{- end }}
@@ -215,6 +225,16 @@ name = {{ .name | quote }}
 {{- if $console.auditSecret }}
 - {name: HEADRACE_AUDIT, value: "true"}
 {{- end }}
+{{- end }}
+{{- if .root.Values.lake.url }}
+{{ include "headrace.lakeEnvironment" (merge (dict "catalogSecret" $console.catalogSecret) .) | trim }}
+{{- end }}
+{{- if include "headrace.keepsBackups" . }}
+{{ include "headrace.backupEnvironment" . | trim }}
+{{- end }}
+{{- with $console.sqlSecret }}
+- name: HEADRACE_CONSOLE_SQL_URL
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: url}}
 {{- end }}
 {{- range $name, $value := $console.settings }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
@@ -321,14 +341,14 @@ audit-writer: {port: 9096, variant: "", postgres: {{ $values.postgres.secrets.ca
 {{- end }}
 {{- if $values.console.enabled }}
 {{- include "headrace.checkConsole" .root }}
-console: {port: 9087, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
+{{- /* Its pages on the lake and on backups read these with the packages of that image. */}}
+console: {port: 9087, variant: -lake, postgres: {{ $values.postgres.secrets.catalog | quote }}}
 {{- end }}
 {{- if $values.sql.enabled }}
 {{- if not $values.lake.url }}{{ fail "sql.enabled needs lake.url: the SQL server reads the lake" }}{{ end }}
 sql-server: {port: 9099, variant: -sql, postgres: ""}
 {{- end }}
-{{- /* A backup is of the whole cluster, whose log has one reader. */}}
-{{- if and $values.backup.url (eq .slot.name (first $names)) }}
+{{- if include "headrace.keepsBackups" . }}
 wal-archiver: {port: 9089, variant: -archive, postgres: {{ $values.postgres.secrets.backup | quote }}}
 {{- end }}
 {{- $sinks := list }}
