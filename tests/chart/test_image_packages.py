@@ -132,7 +132,8 @@ def test_every_service_starts_with_the_packages_of_its_image(tmp_path: Path, ima
     its = [
         service
         for service in services().values()
-        if service.body.get("build", {}).get("target") == image
+        # Spark's own program has no command of headrace.
+        if service.body.get("build", {}).get("target") == image and service.command
     ]
     assert its, "an image that nobody runs"
     script = "import importlib, sys; [importlib.import_module(each) for each in sys.argv[1:]]"

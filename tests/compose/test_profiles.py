@@ -17,9 +17,11 @@ from tests.compose.conftest import PATIENCE_S, Checkout, commands_with
 PROFILES = ("archive", "audit", "backup", "console", "lake", "mirror", "sinks", "sql")
 ROWS = 500
 PYTHON = "/usr/bin/python3"
+# The mirror may not have the table yet.
 MIRRORED = (
     "import sqlite3; c = sqlite3.connect('file:/mirror/mirror.db?mode=ro', uri=True);"
-    "print(*(r[0] for r in c.execute('SELECT id FROM profiled ORDER BY id')))"
+    "there = [*c.execute('SELECT 1 FROM sqlite_master WHERE name = ?', ('profiled',))];"
+    "print(*(r[0] for r in c.execute('SELECT id FROM profiled ORDER BY id')) if there else ())"
 )
 IN_FILES = (
     "import json, pathlib; files = pathlib.Path('/sinks/files').rglob('*.jsonl');"
