@@ -96,7 +96,9 @@ def _duckdb(path: Path, sql: str) -> Sequence[Sequence[Any]]:
     while True:
         try:
             with duckdb.connect(path, read_only=sql.startswith("SELECT")) as connection:
-                connection.execute("SET search_path = 'public'")
+                # Not there if every table is in another schema.
+                with contextlib.suppress(duckdb.CatalogException):
+                    connection.execute("SET search_path = 'public'")
                 return connection.execute(sql).fetchall()
         except (duckdb.IOException, duckdb.ConnectionException):
             # The sink has the file open.

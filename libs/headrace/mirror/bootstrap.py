@@ -34,6 +34,7 @@ from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.changes import staged_steps
 from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.plan import Resync, shape
+from headrace.mirror.rules import RuleError
 from headrace.mirror.snapshots import (
     Progress,
     SnapshotError,
@@ -218,7 +219,9 @@ class Bootstrap:
             source=snapshot.source,
             marks=marks,
         )
-        replaces = self._book.tables[self._token].live is not None
+        before = self._book.tables[self._token].live
+        replaces = before is not None and before.place == table.place
+        self._book.check_place(table)
         await self._write([CreateTable(table, replaces=replaces)], run)
         log.info(
             "bootstrap_loading", table=self._token, snapshot=run.snapshot_id, rows=run.row_count
@@ -257,7 +260,10 @@ class Bootstrap:
             table = replace(
                 table, columns=tuple(types.get(name, Column(name, "text")) for name in names)
             )
-        return table, int(chosen["version"])
+        try:
+            return table.ruled(self._book.tables[self._token].rules), int(chosen["version"])
+        except RuleError as error:
+            raise TargetError(str(error.args[0]), remedy=error.remedy) from error
 
     async def _told(self) -> Mapping[str, Any] | None:
         try:

@@ -16,6 +16,7 @@ from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import parse_lsn
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
+from headrace.mirror.rules import RuleError
 from headrace.mirror.scope import Takes, takes_all
 from headrace.mirror.table import BootstrapRun, Phase, Table, TableState
 from headrace.mirror.target import DropTable, Step
@@ -263,4 +264,8 @@ def outdated(table: Table, version: int, event: Event) -> bool:
     """
     if int(event.payload["version"]) <= version:
         return False
-    return set(shape(event.payload).columns) != set(table.columns)
+    try:
+        return set(shape(event.payload).ruled(table.rules).columns) != set(table.columns)
+    except RuleError:
+        # Another copy tells why.
+        return True

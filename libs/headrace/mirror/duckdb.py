@@ -57,14 +57,14 @@ def table_name(table: Table) -> str:
 
 def _schema(table: Table) -> str:
     # DuckDB's default schema is `main`; PostgreSQL's is created like any other.
-    return table.schema
+    return table.place[0]
 
 
 def _plain_name(table: Table) -> str:
     # In the same schema: DuckDB can't move a table to another one.
     if table.staging:
-        return f"{_STAGING}{table.name}"
-    return table.name
+        return f"{_STAGING}{table.place[1]}"
+    return table.place[1]
 
 
 class DuckdbTarget(ThreadedTarget):
@@ -268,7 +268,8 @@ class _Writer:
 
     def _create(self, table: Table, *, replaces: bool) -> None:
         self._check_names(table)
-        if not replaces and self._exists(table):
+        # A copy that began before may have left its own table.
+        if not replaces and self._exists(replace(table, staging=False)):
             raise target.ForeignTableError(table)
         self._run(f"CREATE SCHEMA IF NOT EXISTS {quote_name(_schema(table))}")
         self.do(target.DropTable(table))
@@ -290,7 +291,7 @@ class _Writer:
             "lower(table_name) = lower(?) AND (table_name <> ? OR schema_name <> ?)"
         )
         place = [_schema(table), _plain_name(table)]
-        if table.schema.lower() == SCHEMA and table.name == "marks":
+        if place[0].lower() == SCHEMA and place[1].lower() == "marks":
             raise target.TargetError(f"{MARKS} is reserved for the mirror's state")
         if self._run(query, [*place, place[1], place[0]]) is not None:
             raise target.TargetError(
@@ -305,7 +306,7 @@ class _Writer:
             raise target.ForeignTableError(live)
         # In one transaction, so readers see the old table or the new one.
         self.do(target.DropTable(live))
-        self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quote_name(live.name)}")
+        self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quote_name(_plain_name(live))}")
 
     def _alter(self, step: target.AlterTable) -> None:
         """By a copy: DuckDB can't commit an ALTER of a table whose rows the transaction changed."""

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from headrace import log as logs
 from headrace.consumer import Consumer, Event, MemoryWatermarks, Subscription, Watermark, follow
 from headrace.contract.events import GAP
-from headrace.contract.subjects_and_ids import CDC, CDC_SUBJECTS, GAP_SUBJECT, table_token
+from headrace.contract.subjects_and_ids import CDC, CDC_SUBJECTS, GAP_SUBJECT
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN, parse_lsn
 from headrace.metrics.counters import Counters
@@ -438,7 +438,7 @@ class Follower:
         try:
             await self._book.commit()
         except CommitRefusedError as error:
-            token = table_token(*error.table_name) if error.table_name else ""
+            token = self._book.token_at(error.table_name)
             state = self._book.tables.get(token)
             # A parked table is refused over another one's rows: to park it again changes nothing.
             if state is None or state.phase is not Phase.FOLLOWING:
@@ -448,7 +448,7 @@ class Follower:
     async def _show(self, state: TableState) -> None:
         """Replace a table by its copy; if the target refuses that, park the table."""
         with refusals(state.token):
-            await self._book.write([self._book.show(state)])
+            await self._book.write(self._book.show(state))
 
     async def _to_show(self, consumer: Consumer) -> list[TableState] | None:
         """The loaded tables that readers may see now; None if what is written must not be shown

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.mirror import target
+from headrace.mirror.mirror_state import STALE
 from headrace.mirror.native_types import Dialect, Native, NativeColumn, NativeTypes
 from headrace.mirror.table import Table
 
@@ -75,9 +76,10 @@ def plain_name(table: Table) -> str:
     if table.staging:
         digest = hashlib.sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:24]
         return f"{_RESERVED}new_{digest}"
-    if table.schema == "public":
-        return table.name
-    return f"{table.schema}.{table.name}"
+    schema, name = table.place
+    if schema == "public":
+        return name
+    return f"{schema}.{name}"
 
 
 def table_name(table: Table) -> str:
@@ -214,7 +216,7 @@ class Statements:
             self.check(replace(table, staging=False))
             return
         shown = f"{table.schema}.{table.name}"
-        if plain_name(table).startswith(_RESERVED):
+        if plain_name(table).startswith(_RESERVED) and table != STALE:
             raise target.TargetError(f"{shown}: names with {_RESERVED} are the mirror's own")
         if len(plain_name(table)) > _NAME_CHARACTERS:
             raise target.TargetError(

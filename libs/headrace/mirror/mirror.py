@@ -30,7 +30,7 @@ from headrace.mirror.mirror_state import Book
 from headrace.mirror.published import Published
 from headrace.mirror.scope import EVERYTHING, MirrorScope
 from headrace.mirror.table import NEW, Phase
-from headrace.mirror.target import RowMissingError, Target, TargetError
+from headrace.mirror.target import DropTable, RowMissingError, Target, TargetError
 from headrace.mirror.verify_hold import VerifyHold
 from headrace.timing.backoff import Backoff
 from headrace.timing.waits import heed_cancellation, wait_for
@@ -83,7 +83,7 @@ class Mirror:
         self._streams = streams or Streams()
         self._published = Published(client, self._streams.schemas)
         self._hold = VerifyHold()
-        self.book = Book(target, fresh=fresh)
+        self.book = Book(target, fresh=fresh, rules=scope.rules)
         # Counters and measurements, under the keys of the catalogue of metrics.
         self.stats = Counters()
         # The bootstraps that are running, by the token of their table.
@@ -182,10 +182,20 @@ class Mirror:
             # An operator who restarts the mirror may have repaired the target.
             for token, reason in self.parked.items():
                 self.book.want(*split_table_token(token), f"parked: {reason}")
+            await self._follow_rules()
         await self.book.commit()
         self._fell_behind = False
         self._broken = set()
         self._has_begun = True
+
+    async def _follow_rules(self) -> None:
+        """Copy tables again whose rules have changed."""
+        for state in list(self.book.tables.values()):
+            rules = self._scope.rules.of(state.schema, state.name)
+            if state.phase is not Phase.GONE and state.rules != rules:
+                # The name of its next copy may be another one, too.
+                await self.book.write([DropTable(state.run.staged)] if state.run else [])
+                self.book.want(state.schema, state.name, "the rules of the copy have changed")
 
     async def _last_seq(self) -> int:
         try:

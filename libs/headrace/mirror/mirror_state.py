@@ -19,12 +19,14 @@ from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import format_lsn
 from headrace.mirror.assembly import is_outside
 from headrace.mirror.plan import coalesced
+from headrace.mirror.rules import NO_RULES, CopyRules, Place
 from headrace.mirror.table import Column, Marks, Phase, Table, TableState, decode_mark, encode_mark
 from headrace.mirror.target import (
     CreateTable,
     DeleteRow,
     DropTable,
     InsertRows,
+    SamePlaceError,
     Step,
     SwapTables,
     Target,
@@ -127,8 +129,10 @@ def identity_of(marks: Mapping[str, str]) -> str | None:
 
 
 class Book:
-    def __init__(self, target: Target, *, fresh: bool = False) -> None:
+    def __init__(self, target: Target, *, fresh: bool = False, rules: CopyRules = NO_RULES) -> None:
         self.target = target
+        # Of tables from their next copy on.
+        self.rules = rules
         # Whether tables continue while another one that readers see is copied again.
         self.fresh = fresh
         # Held from the first write of a transaction of the target to its commit or rollback: the
@@ -286,6 +290,7 @@ class Book:
                 awaited=awaited,
                 until=until,
                 diverged_seq=diverged_seq,
+                rules=self.rules.of(schema, name),
             )
         )
 
@@ -297,8 +302,8 @@ class Book:
             return state.until
         return lsn or self.lanes.get(state.source, Watermark()).position.lsn
 
-    def show(self, state: TableState) -> SwapTables:
-        """The table's copy is what readers see from the next commit on."""
+    def show(self, state: TableState) -> list[Step]:
+        """The steps after which the table's copy is what readers see."""
         run = state.run
         assert run is not None
         live = replace(run.staged, staging=False)
@@ -316,7 +321,25 @@ class Book:
             )
         )
         log.info("bootstrap_done", table=state.token, rows=run.row_count, snapshot=run.snapshot_id)
-        return SwapTables(run.staged, replaces=state.live is not None)
+        before = state.live
+        if before is None or before.place == run.staged.place:
+            return [SwapTables(run.staged, replaces=before is not None)]
+        # Its name in the target is another one now.
+        return [DropTable(before), SwapTables(run.staged, replaces=False)]
+
+    def token_at(self, place: Place | None) -> str:
+        """The token of the table that readers see there; empty if there is none."""
+        there = (s.token for s in self.tables.values() if s.live and s.live.place == place)
+        return next(there, "")
+
+    def check_place(self, table: Table) -> None:
+        """Raise if another table has the same name in the target."""
+        for state in self.tables.values():
+            is_other = state.token != table.token and state.phase is not Phase.GONE
+            if is_other and state.place == table.place:
+                raise SamePlaceError(
+                    (table.schema, table.name), (state.schema, state.name), table.place
+                )
 
     async def park(self, token: str, error: TargetError) -> None:
         """The target can't store this table; the others continue. If there are none, the target

@@ -9,6 +9,7 @@ from typing import Any
 from headrace.consumer import Event
 from headrace.contract import exact
 from headrace.contract.exact import ExactText
+from headrace.mirror.rules import RuleError
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import (
     AlterTable,
@@ -75,10 +76,16 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> AlterTable | Resync | 
             ", ".join(sorted({str(change["change"]) for change in payload["changes"]}))
             or "schema event"
         )
-    wanted = shape(payload)
+    try:
+        wanted = shape(payload).ruled(table.rules)
+    except RuleError as error:
+        # Another copy refuses it, and parks the table.
+        return Resync(str(error))
     renamed = _renames(table, wanted, payload["changes"])
     if renamed is None:
         return Resync("columns exchanged their names")
+    if _brings_in(table, wanted, payload["changes"]):
+        return Resync("a column that was left out has a name of `columns` now")
     old_names = {old: new for new, old in renamed.items()}
     types = {column.name: column for column in wanted.columns}
     # In the mirror's order: databases add columns at the end.
@@ -140,17 +147,31 @@ def _renames(
     return renamed
 
 
+def _brings_in(table: Table, wanted: Table, changes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a renamed column is wanted whose values the mirror does not have."""
+    there = {column.name for column in table.columns}
+    new = {column.name for column in wanted.columns} - there
+    return any(
+        change["change"] == "column_renamed"
+        and change["column"] in new
+        and change["from"] not in there
+        for change in changes
+    )
+
+
 def row_steps(event: Event, table: Table) -> Step | Resync:
     """The step of a change; Bootstrap if the table lacks one of its columns."""
     if event.operation == "TRUNCATE":
         return TruncateTable(table)
     known = {column.name for column in table.columns}
-    row = exact.row(event.payload)
-    if not known.issuperset(row) or not known.issuperset(event.old or ()):
+    row = _kept(table, exact.row(event.payload))
+    before = exact.old_row(event.payload)
+    old = None if before is None else _kept(table, before)
+    if not known.issuperset(row) or not known.issuperset(old or ()):
         return Resync("a row of another shape")
     if event.operation == "INSERT":
         return InsertRows(table, (row,))
-    where = _identified(event, table)
+    where = _identified(table, row, old)
     if where is None:
         return Resync("a row that names no key")
     if event.operation == "DELETE":
@@ -158,14 +179,21 @@ def row_steps(event: Event, table: Table) -> Step | Resync:
     return UpdateRow(table, where, row)
 
 
-def _identified(event: Event, table: Table) -> dict[str, Any] | None:
+def _kept(table: Table, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a row that the table has."""
+    if table.rules.columns is None:
+        return row
+    return {name: value for name, value in row.items() if table.rules.keeps(name)}
+
+
+def _identified(
+    table: Table, row: Mapping[str, Any], old: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
     """The values that identify the row as it was before.
 
     Never takes the primary key out of a whole old row: a deferrable key may belong to two rows
     within a transaction.
     """
-    old = exact.old_row(event.payload)
-    row = exact.row(event.payload)
     if old is not None:
         return dict(old) or None
     # Columns whose old values PostgreSQL doesn't send did not change: the replica identity, which

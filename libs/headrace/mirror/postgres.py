@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -18,6 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.mirror import target
+from headrace.mirror.mirror_state import STALE
 from headrace.mirror.postgres_additions import Additions, additions
 from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.postgres_wait_for import ensure_wait_for
@@ -38,6 +39,8 @@ _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\
 _AWAY = frozenset({"08", "57", "53", "40"})
 # A lock held longer than the role's lock_timeout, or a table in use.
 _BUSY = frozenset({"55P03", "55006"})
+# A name's length in PostgreSQL, unless somebody built it otherwise.
+NAME_BYTES = 63
 INDEX_KINDS = ("key", "identity")
 _Statement = tuple[Table, str, list[str | None]]
 
@@ -47,7 +50,7 @@ def table_name(table: Table) -> str:
         # A name may have 63 bytes already, so nothing fits in front of it.
         digest = hashlib.sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:24]
         return f"{SCHEMA}.new_{digest}"
-    return quote_table(table.schema, table.name)
+    return quote_table(*table.place)
 
 
 class PostgresTarget:
@@ -311,15 +314,11 @@ class _Writer:
                 raise target.RowMissingError(table, target.NOT_INSERTED)
 
     async def _create(self, table: Table, *, replaces: bool) -> None:
-        if table.schema == SCHEMA:
-            raise target.TargetError(
-                f"{SCHEMA}.{table.name}: the schema {SCHEMA} is reserved for the mirror's state",
-                remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
-            )
+        _check_names(table)
         if not replaces:
             await self._check_free(table)
         await self.do(target.DropTable(table))
-        await self._run(f"CREATE SCHEMA IF NOT EXISTS {quote_name(table.schema)}")
+        await self._run(f"CREATE SCHEMA IF NOT EXISTS {quote_name(table.place[0])}")
         body = ", ".join(
             f"{quote_name(column.name)} {type_in(column.data_type)}" for column in table.columns
         )
@@ -330,7 +329,7 @@ class _Writer:
 
     async def _check_free(self, table: Table) -> None:
         await self.flush()
-        name = quote_table(table.schema, table.name)
+        name = quote_table(*table.place)
         cursor = await self._connection.execute("SELECT to_regclass(%s) IS NULL", [name])
         if await cursor.fetchone() != (True,):
             raise target.ForeignTableError(table)
@@ -343,14 +342,12 @@ class _Writer:
             )
 
     async def _drop_indexes(self, table: Table) -> None:
-        schema = SCHEMA if table.staging else quote_name(table.schema)
+        schema = SCHEMA if table.staging else quote_name(table.place[0])
         for number in range(len(table.finders)):
             await self._run(f"DROP INDEX IF EXISTS {schema}.{_index_name(table, number)}")
 
     async def _swap(self, staged: Table, *, replaces: bool) -> None:
-        live = Table(
-            staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity
-        )
+        live = replace(staged, staging=False)
         if not replaces:
             await self._check_free(live)
         await self.flush()
@@ -359,10 +356,10 @@ class _Writer:
         kept = await additions(self._connection, name, draft, own)
         await kept.prepare()
         await self.do(target.DropTable(live))
-        schema = quote_name(live.schema)
+        schema = quote_name(live.place[0])
         await self._run(f"ALTER TABLE {draft} SET SCHEMA {schema}")
         moved = f"{schema}.{draft.removeprefix(f'{SCHEMA}.')}"
-        await self._run(f"ALTER TABLE {moved} RENAME TO {quote_name(live.name)}")
+        await self._run(f"ALTER TABLE {moved} RENAME TO {quote_name(live.place[1])}")
         # An index is named after its table.
         for number in range(len(live.finders)):
             before, after = _index_name(staged, number), _index_name(live, number)
@@ -403,6 +400,23 @@ class _Writer:
         value = "NULL" if filled is None else escape_literal(filled.text)
         await self._run(f"ALTER TABLE {table} ADD COLUMN {column} {kind} DEFAULT {value}")
         await self._run(f"ALTER TABLE {table} ALTER COLUMN {column} DROP DEFAULT")
+
+
+def _check_names(table: Table) -> None:
+    """Raise if the server could not have the table under its name."""
+    schema, name = table.place
+    if schema == SCHEMA and table != STALE:
+        raise target.TargetError(
+            f"{SCHEMA}.{name}: the schema {SCHEMA} is reserved for the mirror's state",
+            remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
+        )
+    for part in (schema, name):
+        # The server would cut it off, and two tables could get the same name.
+        if len(part.encode()) > NAME_BYTES:
+            raise target.TargetError(
+                f"{schema}.{name} has a name of more than {NAME_BYTES} bytes",
+                remedy="Shorten `destination`, or leave the table out of `tables`.",
+            )
 
 
 def _safe(name: str) -> str:

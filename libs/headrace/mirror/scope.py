@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.mirror.rules import NO_RULES, CopyRules
+
 # Whether a mirror wants the table of this schema and name.
 Takes = Callable[[str, str], bool]
 
@@ -17,11 +19,13 @@ def takes_all(_schema: str, _name: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class MirrorScope:
     """`takes` chooses among the tables that the source publishes, later ones included; `durable`
-    names the mirror's consumer on the server, by default after the target's identity.
+    names the mirror's consumer on the server, by default after the target's identity. `rules` say
+    the differences of its tables from the source's.
     """
 
     takes: Takes = takes_all
     durable: str = ""
+    rules: CopyRules = NO_RULES
 
 
 EVERYTHING = MirrorScope()

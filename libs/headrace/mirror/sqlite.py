@@ -13,12 +13,14 @@ import math
 import sqlite3
 import string
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headrace.contract.exact import ExactText
 from headrace.mirror import target
 from headrace.mirror.mirror_state import tables_of
+from headrace.mirror.rules import Place
 from headrace.mirror.table import Column, Phase, Table
 from headrace.mirror.threaded_target import WRITER, ThreadedTarget
 from headrace.mirror.value_kinds import ValueKind, as_bytes, as_json, as_list, kind_of
@@ -52,11 +54,12 @@ class NameTakenError(target.TargetError):
 
 def table_name(table: Table) -> str:
     """The table's name in the file."""
-    name = _plain_name(table.schema, table.name)
+    name = _plain_name(table.place)
     return quote_name(f"{MARKS}_new.{name}" if table.staging else name)
 
 
-def _plain_name(schema: str, name: str) -> str:
+def _plain_name(place: Place) -> str:
+    schema, name = place
     if schema == "public":
         return name
     return f"{schema}.{name}"
@@ -226,11 +229,11 @@ class _Writer:
 
     def _check_name(self, table: Table) -> None:
         """Each of two tables with one name would replace the other's rows."""
-        called = _plain_name(table.schema, table.name)
+        called = _plain_name(table.place)
         if _folded(called) == MARKS or _folded(called).startswith(f"{MARKS}_new."):
             raise NameTakenError(f"{called} is reserved for the mirror's state in a SQLite file")
         for state in tables_of(dict(self._run(f"SELECT key, value FROM {MARKS}"))).values():
-            other = _plain_name(state.schema, state.name)
+            other = _plain_name(state.place)
             if (
                 state.token != table.token
                 and state.phase is not Phase.GONE
@@ -243,7 +246,7 @@ class _Writer:
 
     def _check_free(self, table: Table) -> None:
         query = "SELECT 1 FROM sqlite_schema WHERE type IN ('table', 'view') AND lower(name) = ?"
-        name = _folded(_plain_name(table.schema, table.name))
+        name = _folded(_plain_name(table.place))
         if self._run(query, [name]).fetchone():
             raise target.ForeignTableError(table)
 
@@ -257,7 +260,7 @@ class _Writer:
             self._run(f"DROP INDEX IF EXISTS {_index_name(table, number)}")
 
     def _swap(self, staged: Table, *, replaces: bool) -> None:
-        live = _live(staged)
+        live = replace(staged, staging=False)
         if not replaces:
             self._check_free(live)
         self.do(target.DropTable(live))
@@ -329,10 +332,6 @@ def _row_id(table: Table) -> str:
     taken = {column.name.lower() for column in table.columns}
     # SQLite has three names for a row's number; a column may hide any of them.
     return next(name for name in ("rowid", "_rowid_", "oid") if name not in taken)
-
-
-def _live(table: Table) -> Table:
-    return Table(table.schema, table.name, table.columns, table.primary_key, table.identity)
 
 
 def _definition(column: Column) -> str:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from headrace.consumer import Watermark
 from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import Position
+from headrace.mirror.rules import PLAIN, Place, RuleError, TableRules, rules_from
 
 Marks = dict[str, Watermark]
 # The reason for copying a table for the first time: if it is refused then, the user gets an error.
@@ -60,11 +61,39 @@ class Table:
     identity: tuple[str, ...] = ()
     # Whether this is a table that is being copied, next to the live one that it will replace.
     staging: bool = False
+    # Its differences from the source's table.
+    rules: TableRules = PLAIN
+
+    @property
+    def place(self) -> Place:
+        """Its schema and name in the target."""
+        return self.rules.place or (self.schema, self.name)
 
     @property
     def token(self) -> str:
         """The name as one token of a subject, key or ID: `users`, `app=2Forders`."""
         return table_token(self.schema, self.name)
+
+    def ruled(self, rules: TableRules) -> Table:
+        """The copy of this table of the source by these rules; raises `RuleError` if there is
+        none.
+        """
+        if rules.columns is None:
+            return replace(self, rules=rules)
+        every = {column.name for column in self.columns}
+        # A whole row identifies itself, as far as it is copied.
+        by_row = every == set(self.identity)
+        key = dict.fromkeys((*self.primary_key, *(() if by_row else self.identity)))
+        lost = [name for name in key if not rules.keeps(name)]
+        columns = tuple(column for column in self.columns if rules.keeps(column.name))
+        if lost or not columns:
+            raise RuleError(
+                f"`columns` leaves out {', '.join(lost) or 'all columns'} of "
+                f"{self.schema}.{self.name}",
+                remedy="Name all columns of the table's key and replica identity in `columns`.",
+            )
+        identity = tuple(c.name for c in columns) if by_row else self.identity
+        return replace(self, columns=columns, identity=identity, rules=rules)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -135,13 +164,25 @@ class TableState:
     diverged_seq: int = 0
     # Of a replay: the relation whose rows it has; 0 if unknown.
     relation_id: int = 0
+    # The rules of its next copy; those of `live` may be older.
+    rules: TableRules = PLAIN
 
     @property
     def token(self) -> str:
         return table_token(self.schema, self.name)
 
+    @property
+    def place(self) -> Place:
+        """Its schema and name in the target, from its next copy on."""
+        return self.rules.place or (self.schema, self.name)
+
     def encode(self) -> str:
-        return json.dumps(asdict(self))
+        body = asdict(self)
+        # Versions that don't know them can read the rest.
+        for one in (body, body["live"], (body["run"] or {}).get("staged")):
+            if one and one["rules"] == asdict(PLAIN):
+                del one["rules"]
+        return json.dumps(body)
 
     @classmethod
     def decode(cls, text: str) -> TableState:
@@ -149,6 +190,7 @@ class TableState:
         body["live"] = _table(body["live"])
         body["run"] = _run(body["run"]) if body["run"] is not None else None
         body["phase"] = Phase(body["phase"])
+        body["rules"] = rules_from(body.get("rules"))
         return cls(**body)
 
 
@@ -157,7 +199,8 @@ def _table(body: Mapping[str, Any] | None) -> Table | None:
         return None
     columns = tuple(Column(**column) for column in body["columns"])
     keys = {"primary_key": tuple(body["primary_key"]), "identity": tuple(body["identity"])}
-    return Table(**{**body, **keys, "columns": columns})
+    rules = rules_from(body.get("rules"))
+    return Table(**{**body, **keys, "columns": columns, "rules": rules})
 
 
 def _run(body: Mapping[str, Any]) -> BootstrapRun:

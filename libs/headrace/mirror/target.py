@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from headrace.errors import HeadraceError, SettingError
 from headrace.extras import MissingPackageError
+from headrace.mirror.rules import Place
 from headrace.mirror.table import Column, Table
 
 
@@ -61,7 +62,19 @@ class ForeignTableError(TargetError):
     remedy = "Rename or drop it there, or use another target."
 
     def __init__(self, table: Table) -> None:
-        super().__init__(f"{table.schema}.{table.name} exists there already, with other content")
+        super().__init__(f"{'.'.join(table.place)} exists there already, with other content")
+
+
+class SamePlaceError(TargetError):
+    """Two of the source's tables would be one table of the target."""
+
+    remedy = (
+        "Put {schema} or {table} into the sink's `destination`, or select tables so that each "
+        "target contains only one of them."
+    )
+
+    def __init__(self, one: Place, other: Place, place: Place) -> None:
+        super().__init__(f"{'.'.join(one)} and {'.'.join(other)} would both be {'.'.join(place)}")
 
 
 NOT_ONE = "a change of a row that the target doesn't have exactly once"

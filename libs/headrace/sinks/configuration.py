@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from headrace.contract.table_patterns import listed, names_table
 from headrace.errors import HeadraceError
+from headrace.mirror.rules import CopyRules, NameTemplate
 from headrace.sinks.conditions import RowTest
 from headrace.sinks.configuration_keys import (
     DATABASE_KEYS,
@@ -69,6 +70,11 @@ class SinkConfiguration:
             if names_table(pattern, schema, table):
                 return tests
         return ()
+
+    @property
+    def rules(self) -> CopyRules:
+        """The rules of tables in a database; raises for a template that only records have."""
+        return CopyRules(self.destination, self.columns)
 
     def secrets(self, environ: Mapping[str, str]) -> dict[str, Any]:
         """The options, with references replaced by what they refer to."""
@@ -180,7 +186,7 @@ class _Reader:
                 self.refuse((*at, key), str(error))
         if "to" not in values:
             self.refuse(at, f"{name!r} has no key `to`, the target's address")
-        if is_database(_known_address(values["to"], environ)):
+        if is_database(known_address(values["to"], environ)):
             self._check_database(at, name, table)
             # The only ones that a copy can have, so that `plan` shows what happens.
             values["snapshot"] = Initial.INITIAL
@@ -204,6 +210,11 @@ class _Reader:
                     f"does not apply to {name!r}, whose target is a database",
                     f"Its keys are {', '.join(DATABASE_KEYS)}.",
                 )
+        if "destination" in table:
+            try:
+                NameTemplate.parsed(table["destination"])
+            except HeadraceError as error:
+                self.refuse((*at, "destination"), str(error))
         for key, only in (("snapshot", Initial.INITIAL), ("on_error", OnError.PARK)):
             if table.get(key, only) != only:
                 self.refuse(
@@ -250,7 +261,7 @@ def _pace_to(to: str) -> Pace:
     return pace_of(sink_class(to))
 
 
-def _known_address(to: str, environ: Mapping[str, str]) -> str:
+def known_address(to: str, environ: Mapping[str, str]) -> str:
     """The target's address; empty if it is in a variable that this process lacks."""
     if to.startswith("env:"):
         return environ.get(to.removeprefix("env:"), "")

@@ -167,4 +167,13 @@ KEYS: dict[str, tuple[str, Callable[[object], Any]]] = {
     "options": ("options", _options),
 }
 # Those of a sink whose target is a database.
-DATABASE_KEYS = ("name", "to", "tables", "snapshot", "on_error", "options")
+DATABASE_KEYS = (
+    "name",
+    "to",
+    "tables",
+    "columns",
+    "destination",
+    "snapshot",
+    "on_error",
+    "options",
+)

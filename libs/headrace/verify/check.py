@@ -294,7 +294,7 @@ class Verifier:
         assert state is not None
         assert state.live is not None
         ours = {c.name for c in state.live.columns}
-        theirs = {c.name for c in held.columns}
+        theirs = {c.name for c in held.columns if state.live.rules.keeps(c.name)}
         if ours != theirs:
             lacks = ", ".join(sorted(theirs - ours)) or "none"
             has = ", ".join(sorted(ours - theirs)) or "none"

@@ -58,7 +58,9 @@ class TablesWorker:
             self.client,
             self.target,
             streams=Streams(names.cdc, names.init, names.schemas, names.state),
-            scope=MirrorScope(self.sink.takes, durable_name(source, self.sink.name)),
+            scope=MirrorScope(
+                self.sink.takes, durable_name(source, self.sink.name), self.sink.rules
+            ),
         )
         # So that the process shows the mirror's figures under their own names.
         self.mirror.stats = self.scope.health.stats

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3 as sqlite_driver
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from headrace.mirror import (
     postgres,
     sqlite,
 )
+from headrace.mirror.mirror_state import STALE
 from headrace.mirror.postgres import PostgresTarget
 from headrace.mirror.table import TableState
 from headrace.mirror.target import ReadableTarget, TakenOverError, TargetAwayError, target_of
@@ -392,3 +394,28 @@ async def test_two_tables_that_would_be_one_in_sqlite_are_refused_before_either_
         # The table itself may always be recreated.
         await target.write([CreateTable(Table(*one, columns, staging=True))])
     await target.close()
+
+
+async def test_the_mirrors_own_table_of_older_tables_is_accepted(target: ReadableTarget) -> None:
+    row = {"schema_name": "public", "table_name": "a", "lsn": "0/1", "reason": "x"}
+    await target.load()
+    await target.write([CreateTable(STALE)])
+    await target.write([InsertRows(STALE, [row])])
+    await target.commit({})
+    assert await shown(target, STALE) == [tuple(row.values())]
+    await target.write([DeleteRow(STALE, row), DropTable(STALE)])
+    await target.commit({})
+
+
+async def test_a_first_copy_begins_again_where_an_earlier_one_ended(
+    target: ReadableTarget,
+) -> None:
+    staged = replace(USERS, staging=True)
+    await target.load()
+    for number in range(2):
+        await target.write([CreateTable(staged, replaces=False)])
+        await target.write([InsertRows(staged, [{"id": number}])])
+        await target.commit({})
+    await target.write([SwapTables(staged, replaces=False)])
+    await target.commit({})
+    assert await shown(target, USERS) == [("1", None)]

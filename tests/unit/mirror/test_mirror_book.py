@@ -195,7 +195,7 @@ def test_a_loaded_table_is_shown_with_its_snapshots_place() -> None:
     loaded = TableState("public", "a", Phase.LOADED, USERS, 5, 1, RUN, "why", awaited=True)
     book.put(loaded)
     assert (book.loaded, book.stands, book.awaited) == ([loaded], False, [loaded])
-    assert book.show(loaded) == SwapTables(RUN.staged)
+    assert book.show(loaded) == [SwapTables(RUN.staged)]
     state = book.tables["a"]
     assert (state.phase, state.since, state.version) == (Phase.FOLLOWING, 40, 3)
     assert state.live == Table("public", "a", (ID,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -17,12 +18,16 @@ from headrace.cli.terminal import Console
 from headrace.contract.events import decode
 from headrace.contract.subjects_and_ids import split_table_token
 from headrace.jetstream.state import bucket
+from headrace.mirror.plan import shape
+from headrace.mirror.planned import planned
 from headrace.mirror.published import Published
+from headrace.mirror.table import Table as MirrorTable
 from headrace.settings import Settings
 from headrace.sinks.building import check_columns
-from headrace.sinks.configuration import SinkConfiguration
+from headrace.sinks.configuration import SinkConfiguration, known_address
 from headrace.sinks.operating import SinkOperator, promise_text
 from headrace.sinks.routing import SKIP_PREFIX
+from headrace.sinks.targets import is_database
 
 Sinks = Mapping[str, SinkConfiguration]
 
@@ -62,14 +67,26 @@ async def plan(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:
         known = await Published(client, settings.streams.schemas).tokens(lambda _: True)
         for sink in sinks.values():
             tokens = [token for token in known if sink.takes(*split_table_token(token))]
-            await _check(js, settings, sink, tokens)
+            scheme = known_address(sink.to, os.environ).partition("://")[0]
+            copies = is_database(f"{scheme}://")
+            asked = [one for one in tokens if copies or sink.where_of(*split_table_token(one))]
+            described = await _described(js, settings, asked)
             tables = [".".join(split_table_token(token)) for token in tokens]
+            row: dict[str, Any] = {
+                "sink": sink.name,
+                "to": sink.to,
+                "promise": promise_text(sink),
+                "tables": tables,
+            }
+            if copies:
+                known_tables = [shape(body) for body in described.values()]
+                made = planned(scheme, known_tables, sink.rules)
+                row["tables"] = list(map(_copied, known_tables, made))
+            else:
+                _check(sink, described)
             rows.append(
                 {
-                    "sink": sink.name,
-                    "to": sink.to,
-                    "promise": promise_text(sink),
-                    "tables": tables,
+                    **row,
                     "format": str(sink.format),
                     "snapshot": str(sink.snapshot),
                     "on_error": str(sink.on_error),
@@ -81,18 +98,34 @@ async def plan(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:
         Console().print(Text(note, style="dim"))
 
 
-async def _check(
-    js: JetStreamContext, settings: Settings, sink: SinkConfiguration, tokens: list[str]
-) -> None:
-    for token in tokens:
+async def _described(
+    js: JetStreamContext, settings: Settings, tokens: list[str]
+) -> dict[str, Mapping[str, Any]]:
+    """The tables as the bucket of schemas has them, by token."""
+    if not tokens:
+        return {}
+    schemas = await js.key_value(settings.streams.schemas)
+    return {token: decode((await schemas.get(token)).value or b"") for token in tokens}
+
+
+def _check(sink: SinkConfiguration, described: Mapping[str, Mapping[str, Any]]) -> None:
+    for token, body in described.items():
         schema, table = split_table_token(token)
-        if not sink.where_of(schema, table):
-            continue
-        schemas = await js.key_value(settings.streams.schemas)
-        entry = await schemas.get(token)
-        columns = decode(entry.value or b"")["columns"]
-        types = {one["name"]: one.get("base_type") or one["data_type"] for one in columns}
+        types = {one["name"]: one.get("base_type") or one["data_type"] for one in body["columns"]}
         check_columns(sink, schema, table, types)
+
+
+def _copied(source: MirrorTable, made: MirrorTable) -> str:
+    """A table with its name and columns in the target, where these are others."""
+    name = f"{source.schema}.{source.name}"
+    place = ".".join(made.place)
+    there = {column.name for column in made.columns}
+    lost = [column.name for column in source.columns if column.name not in there]
+    return (
+        name
+        + (f" as {place}" if place != name else "")
+        + (f" without {', '.join(lost)}" if lost else "")
+    )
 
 
 async def ls(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:

@@ -1,0 +1,264 @@
+"""Database sinks whose copies differ from the source: other names, fewer columns, rows that stay
+when they are deleted, a row for each change.
+
+Real suite, real targets. The oracle is SQL of the source and of each target's own client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_asyncio import fixture as async_fixture
+
+from headrace.postgres.quoting import quote_name
+from headrace.testing.process import Outcome, command
+from headrace.testing.seeded import WITH_SNAPSHOTS, World, world
+from headrace.testing.servers import SessionServers
+from tests.support.database_copies import KINDS, DatabaseCopy, Rows, database_copy
+from tests.support.sinks import sink_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+
+UNTIL_S = 120.0
+
+
+@async_fixture(scope="module", loop_scope="module", name="world")
+async def the_world(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
+    settings = {
+        "HEADRACE_SNAPSHOT_SPARK": "large",
+        "HEADRACE_CHUNK_ROWS_MAX": "10",
+        "HEADRACE_CATALOG_INTERVAL_S": "1",
+    }
+    folder = tmp_path_factory.mktemp("world")
+    async with world(session_servers, folder, "", WITH_SNAPSHOTS, settings) as made:
+        yield made
+
+
+@async_fixture(params=KINDS, loop_scope="module", name="copy")
+async def the_copy(
+    world: World, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[DatabaseCopy]:
+    async with database_copy(request.param, world, tmp_path, request) as made:
+        yield made
+
+
+def quoted(copy: DatabaseCopy, name: str) -> str:
+    """A name in the target's SQL."""
+    if copy.kind == "mariadb":
+        return "`" + name.replace("`", "``") + "`"
+    return quote_name(name)
+
+
+def named(copy: DatabaseCopy, schema: str, name: str) -> str:
+    """A table in the target's SQL."""
+    if copy.kind in {"postgresql", "duckdb"}:
+        return f"{quoted(copy, schema)}.{quoted(copy, name)}"
+    return quoted(copy, name if schema == "public" else f"{schema}.{name}")
+
+
+async def read(copy: DatabaseCopy, sql: str) -> Rows:
+    found = await asyncio.to_thread(copy.read, sql)
+    return sorted(tuple(None if v is None else str(v) for v in row) for row in found)
+
+
+async def source(world: World, sql: str) -> Rows:
+    found = await world.source.fetch(sql)
+    return sorted(tuple(None if v is None else str(v) for v in row) for row in found)
+
+
+async def until(ask: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    """Wait until the answer is this."""
+    deadline = time.monotonic() + UNTIL_S
+    while True:
+        try:
+            found = await ask()
+        except Exception as error:  # noqa: BLE001  # a table that is not there yet, by any client
+            found = repr(error)
+        if found == wanted:
+            return
+        assert time.monotonic() < deadline, f"{found} is not {wanted}"
+        await asyncio.sleep(0.2)
+
+
+async def equals(world: World, copy: DatabaseCopy, sql: tuple[str, str]) -> None:
+    """Wait until a query of the source and one of the target give the same rows."""
+    deadline = time.monotonic() + UNTIL_S
+    found: Any = None
+    while time.monotonic() < deadline:
+        try:
+            found = await read(copy, sql[1])
+        except Exception as error:  # noqa: BLE001  # a table that is not there yet, by any client
+            found = repr(error)
+        if found == (wanted := await source(world, sql[0])):
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"{copy.kind}: {found} is not {wanted}")
+
+
+def configured(folder: Path, name: str, copy: DatabaseCopy, tables: str, *more: str) -> Path:
+    config = folder / "headrace.toml"
+    head = f'[[sink]]\nname = "{name}"\nto = "{copy.to}"\ntables = {json.dumps([tables])}\n'
+    config.write_text(head + "\n".join(more) + "\n")
+    return config
+
+
+async def sinks(world: World, config: Path, *words: str) -> Outcome:
+    return await command(world.environment, "sinks", *words, "--config", str(config), "--json")
+
+
+async def verified(world: World, copy: DatabaseCopy, *words: str) -> Sequence[dict[str, Any]]:
+    """The verdicts of `headrace verify`."""
+    words = ("--to", copy.to, "--json", *words)
+    done = await command(world.environment, "verify", *words, timeout_s=UNTIL_S)
+    assert done.code in {0, 3}, done.err
+    return [json.loads(line) for line in done.out.splitlines()]
+
+
+async def created(world: World, schema: str, name: str, body: str) -> str:
+    """Create a table at the source; returns its SQL name."""
+    table = f"{quote_name(schema)}.{quote_name(name)}"
+    await world.source.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")
+    await world.source.execute(f"CREATE TABLE {table} ({body})")
+    return table
+
+
+# Names and columns.
+
+
+async def test_tables_have_the_name_and_the_columns_of_the_rules_through_ddl(
+    world: World, copy: DatabaseCopy, tmp_path: Path
+) -> None:
+    schema = f'Sch "{copy.kind[:3]}'
+    body = '"I.d" int PRIMARY KEY, n int, "Te""xt" text, secret text, other int'
+    table = await created(world, schema, 'Or"ders.1', body)
+    await world.source.execute(
+        f"INSERT INTO {table} SELECT g, g, 'x', 'hidden', g FROM generate_series(1, 25) g"
+    )
+    template = """destination = 'shop ü."{table}"'"""
+    columns = """columns = ["I.d", "n", 'Te"xt', "more", "later"]"""
+    config = configured(tmp_path, "ruled", copy, f"{schema}.*", template, columns)
+    here = named(copy, "shop ü", '"Or"ders.1"')
+    text = quoted(copy, 'Te"xt')
+    both = (
+        f'SELECT "I.d", n, "Te""xt" FROM {table}',
+        f"SELECT {quoted(copy, 'I.d')}, n, {text} FROM {here}",
+    )
+    async with sink_process(world.environment, config, "ruled") as process:
+        await equals(world, copy, both)
+        # Of a column that is left out, neither changes nor DDL reach the target.
+        await world.source.execute(
+            f"UPDATE {table} SET n = -n WHERE n % 2 = 0; DELETE FROM {table} WHERE n = 3;"
+            f"UPDATE {table} SET secret = 'changed'; ALTER TABLE {table} RENAME secret TO secret2;"
+            f"ALTER TABLE {table} ADD third text DEFAULT 'x'; ALTER TABLE {table} DROP other;"
+            f"ALTER TABLE {table} ADD more int DEFAULT 7;"
+            f"INSERT INTO {table} VALUES (99, 9, '', 'hidden', 'x', 1)"
+        )
+        every = tuple(sql.replace(" FROM", ", more FROM") for sql in both)
+        await equals(world, copy, (every[0], every[1]))
+        assert process.output.count("event=bootstrap_loading") == 1
+        with pytest.raises(Exception, match=r"(?i)secret"):
+            await read(copy, f"SELECT secret2 FROM {here}")
+        # Copied again, and replaced; and a column that was left out gets a name of `columns`.
+        await world.source.execute(f"ALTER TABLE {table} ALTER n TYPE bigint USING n * 1000")
+        await equals(world, copy, (every[0], every[1]))
+        await world.source.execute(f"ALTER TABLE {table} RENAME third TO later")
+        await world.source.execute(f"UPDATE {table} SET n = 0 WHERE n = 9000")
+        every = tuple(sql.replace(" FROM", ", later FROM") for sql in every)
+        await equals(world, copy, (every[0], every[1]))
+        (verdict,) = await verified(world, copy)
+        assert verdict["equal"], verdict
+        assert verdict["rows"] == 25
+        # A difference of a kept column is found.
+        key = quoted(copy, "I.d")
+        await asyncio.to_thread(copy.read, f"UPDATE {here} SET more = 8 WHERE {key} = 99")
+        (verdict,) = await verified(world, copy)
+        assert [one["columns"] for one in verdict["found"]] == [["more"]]
+        await asyncio.to_thread(copy.read, f"UPDATE {here} SET more = 1 WHERE {key} = 99")
+        later = f"{quote_name(schema)}.later"
+        await world.source.execute(f"ALTER TABLE {table} RENAME TO later")
+        moved = named(copy, "shop ü", '"later"')
+        await equals(world, copy, (f"SELECT n FROM {later}", f"SELECT n FROM {moved}"))
+        assert await _fails(copy, f"SELECT 1 FROM {here}")
+        assert await process.stop() == 0
+    await _moved_by_another_template(world, copy, tmp_path, schema, columns)
+
+
+async def _moved_by_another_template(
+    world: World, copy: DatabaseCopy, tmp_path: Path, schema: str, columns: str
+) -> None:
+    """It leaves nothing under the old name."""
+    later = f"{quote_name(schema)}.later"
+    moved = named(copy, "shop ü", '"later"')
+    bad = configured(tmp_path, "ruled", copy, f"{schema}.*", 'destination = "{schema}.t.{table}"')
+    done = await sinks(world, bad, "plan")
+    assert "headrace.toml:5: sink.destination" in done.err
+    assert "more than one dot" in done.err
+    template = 'destination = "{table} of {schema}"'
+    config = configured(tmp_path, "ruled", copy, f"{schema}.*", template, columns)
+    (planned,) = json.loads((await sinks(world, config, "plan")).out)
+    assert planned["tables"] == [f"{schema}.later as public.later of {schema} without secret2"]
+    third = named(copy, "public", f"later of {schema}")
+    async with sink_process(world.environment, config, "ruled") as process:
+        await equals(world, copy, (f"SELECT n FROM {later}", f"SELECT n FROM {third}"))
+        assert await _fails(copy, f"SELECT 1 FROM {moved}")
+        await world.source.execute(f"DROP TABLE {later}")
+        await until(lambda: _fails(copy, f"SELECT 1 FROM {third}"), wanted=True)
+        assert await process.stop() == 0
+
+
+async def _fails(copy: DatabaseCopy, sql: str) -> bool:
+    """Whether the target says that it has no such table."""
+    try:
+        await read(copy, sql)
+    except Exception as error:  # noqa: BLE001  # by any client
+        return "exist" in str(error).lower() or "no such table" in str(error)
+    return False
+
+
+# The same code for all targets.
+@pytest.mark.parametrize("copy", ["mariadb"], indirect=True)
+async def test_what_a_rule_can_not_do_is_refused_by_name(
+    world: World, copy: DatabaseCopy, tmp_path: Path
+) -> None:
+    kind = copy.kind
+    one, other = f"one_{kind}", f"other_{kind}"
+    for schema in (one, other):
+        await created(world, schema, f"same_{kind}", "id int PRIMARY KEY")
+    await created(world, "public", f"keyless_{kind}", "id int PRIMARY KEY, n int")
+    await created(world, "public", f"alone_{kind}", "id int PRIMARY KEY")
+    await world.source.execute(f"INSERT INTO alone_{kind} VALUES (1)")
+    await world.suite.logged("schema-publisher", f"alone_{kind}", UNTIL_S)
+    template = 'destination = "all.{table}"'
+    config = configured(tmp_path, "refused", copy, f"*.same_{kind}", template)
+    both = f"{one}.same_{kind} and {other}.same_{kind} would both be all.same_{kind}"
+    done = await sinks(world, config, "plan")
+    assert (done.code, both in done.err) == (1, True), done.err
+    columns = f'columns = {{keyless_{kind} = ["n"]}}'
+    keyless = f"`columns` leaves out id of public.keyless_{kind}"
+    config = configured(tmp_path, "refused", copy, f"*.keyless_{kind}", columns)
+    done = await sinks(world, config, "plan")
+    assert (done.code, keyless in done.err) == (1, True), done.err
+    config = configured(tmp_path, "refused", copy, f"*.*_{kind}", template, columns)
+    async with sink_process(world.environment, config, "refused") as process:
+        alone = named(copy, "all", f"alone_{kind}")
+        await until(lambda: read(copy, f"SELECT id FROM {alone}"), [("1",)])
+
+        async def refused() -> set[str]:
+            parked = (line for line in process.output.splitlines() if "event=table_parked" in line)
+            return {line.partition("table=")[2].split()[0].strip('"') for line in parked}
+
+        tokens = {f"{one}=2Fsame_{kind}", f"{other}=2Fsame_{kind}", f"keyless_{kind}"}
+        await until(refused, tokens)
+        assert await process.stop() == 0
+    reasons = {one["table"]: one["reason"] for one in await verified(world, copy)}
+    assert reasons.pop(f"alone_{kind}") is None
+    assert keyless in reasons.pop(f"keyless_{kind}")
+    assert all(f"would both be all.same_{kind}" in reason for reason in reasons.values())
