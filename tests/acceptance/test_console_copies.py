@@ -1,5 +1,5 @@
 """The console's pages of copies in a browser, with a whole suite that `headrace up` starts: sinks,
-lake, SQL and backups, in every size and theme, and by hand.
+lake, SQL and backups, in every size and theme, and by the keyboard.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from headrace.testing.browser import Browser, browser, chromium
 from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
 from headrace.testing.up import Up
-from tests.support.console_pages import ALL_LOOKS, LOOKS, TIMEOUT_S, is_calm, until, visit
+from tests.support.console_pages import (
+    ALL_LOOKS,
+    LOOKS,
+    TIMEOUT_S,
+    choose,
+    is_calm,
+    reach,
+    until,
+    visit,
+)
 from tests.support.webhook_receiver import SECRET, Receiver, serve, status
 
 pytestmark = [
@@ -171,7 +180,8 @@ async def test_every_page_of_copies_is_calm_in_every_size_and_theme(
     letter = (await world.answer("/sinks/hook"))["letters"][0]["id"]
     paths = [
         "/sinks", "/sinks/files", "/sinks/hook", f"/sinks/hook?letter={letter}",
-        "/sinks/hook?act=reset", "/sinks/hook?act=pause", "/lake", "/lake/tables", "/sql",
+        f"/sinks/hook?letter={letter}&act=correct", f"/sinks/hook?letter={letter}&act=drop",
+        "/sinks/hook?act=reset", "/sinks/hook?act=pause", "/sinks/hook?act=test", "/sinks?new=1", "/lake", "/lake/tables", "/sql",
         "/sql?cut=1", "/backups", "/backups?to=%2Fsrv%2Frestored",
         "/backups?what=table&table=gone&moment=before-drop",
         "/backups?to=%2Fx&moment=time&value=2000-01-01",
@@ -192,39 +202,90 @@ async def keep_picture(page: Browser, path: str, width: int, *, dark: bool) -> N
         await asyncio.to_thread(file.write_bytes, await page.screenshot())
 
 
-async def confirm(page: Browser) -> None:
-    """Confirm the plan of the open dialog."""
-    button = "document.querySelector('dialog footer .primary')"
-    await until(page, f"!!{button} && !{button}.disabled")
-    await page.evaluate(f"{button}.click()")
-    await until(page, "!document.querySelector('dialog')")
+async def confirm(page: Browser, button: str) -> None:
+    """Confirm the plan of the open dialog by the keyboard."""
+    await until(page, "!!document.querySelector('dialog ol')")
+    await choose(page, button)
+    await until(page, "![...document.querySelectorAll('dialog ol')].length")
 
 
-async def test_a_sink_is_paused_and_resumed_from_its_page(world: World, page: Browser) -> None:
-    await visit(page, world.base, "/sinks/files?act=pause")
-    await confirm(page)
+async def test_a_sink_is_paused_and_resumed_by_the_keyboard(world: World, page: Browser) -> None:
+    await page.press("g", "k")
+    await choose(page, "files")
+    await choose(page, "Pause")
+    await confirm(page, "Pause the sink")
     await page.shows("The sink is paused.")
     listed = json.loads(await world.said("headrace sinks ls --json"))
     assert {one["sink"]: one["state"] for one in listed} == {"files": "paused", "hook": "active"}
     await until(page, "!!document.querySelector('.facts .pill.paused')")
-    await visit(page, world.base, "/sinks/files?act=resume")
-    await confirm(page)
+    await choose(page, "Resume")
+    await confirm(page, "Resume the sink")
     await until(page, "!!document.querySelector('.facts .pill.running')")
     listed = json.loads(await world.said("headrace sinks ls --json"))
     assert {one["state"] for one in listed} == {"active"}
 
 
-async def test_a_dead_letter_is_read_and_delivered_again(world: World, page: Browser) -> None:
-    await visit(page, world.base, "/sinks/hook")
+async def test_a_dead_letter_is_read_corrected_and_delivered_by_the_keyboard(
+    world: World, page: Browser
+) -> None:
+    await page.press("g", "k")
+    await choose(page, "hook")
     await page.shows("it answered 422")
-    await page.evaluate("document.querySelector('tbody a[href*=letter]').click()")
+    await choose(page, "headrace_demo")
     await page.shows("bad lamp")
+    await choose(page, "Correct")
+    await until(page, "!!document.querySelector('dialog input[type=text]')")
+    await reach(page, "name")
+    await page.evaluate("document.activeElement.select()")
+    await page.write("repaired lamp")
+    await confirm(page, "Correct")
+    await page.shows("repaired lamp")
+    assert "repaired lamp" in await world.said(
+        "headrace dead-letters show hook $(headrace dead-letters ls --json |"
+        " python3 -c 'import json, sys; print(json.load(sys.stdin)[0][\"id\"])')"
+    )
     world.receiver.answers = []
-    await page.evaluate("document.querySelector('dialog footer a').click()")
-    await page.shows("Deliver dead letters again")
-    await confirm(page)
+    await choose(page, "Deliver again")
+    await confirm(page, "Deliver again")
     await page.shows("The target has refused nothing")
-    assert [body["data"]["name"] for body, _ in world.receiver.accepted] == ["bad lamp"]
+    assert [body["data"]["name"] for body, _ in world.receiver.accepted] == ["repaired lamp"]
+    assert page.complaints == []
+
+
+async def test_a_new_sink_is_prepared_by_the_keyboard_and_its_text_is_what_the_command_accepts(
+    world: World, page: Browser
+) -> None:
+    await page.press("g", "k")
+    await choose(page, "New sink")
+    await until(page, "!!document.querySelector('textarea')")
+    await reach(page, "Name")
+    await page.write("second")
+    await reach(page, "Address of the target")
+    await page.write((world.folder / "second").as_uri())
+    await reach(page, "Tables")
+    await page.write("orders")
+    await page.shows("The text is valid")
+    await page.shows("public.orders")
+    text = str(await page.evaluate("document.querySelector('textarea').value"))
+    file = world.folder / "with-second.toml"
+    file.write_text((world.folder / "headrace.toml").read_text() + "\n" + text)
+    planned = json.loads(await world.said(f"headrace sinks plan --json --config {file.name}"))
+    assert planned[-1]["tables"] == ["public.orders"]
+    await page.write("")
+    await page.evaluate("document.querySelector('textarea').focus()")
+    await page.write("\n[[sink]]\nname = 'second'")
+    await page.shows("second")
+    await until(page, "!!document.querySelector('.problem')")
+
+
+async def test_the_connection_of_a_sink_is_tested_by_the_keyboard(
+    world: World, page: Browser
+) -> None:
+    await page.press("g", "k")
+    await choose(page, "files")
+    await choose(page, "Test the connection")
+    await confirm(page, "Connect")
+    await page.shows("It works")
 
 
 async def test_the_lake_has_the_cuts_and_rows_that_its_commands_have(

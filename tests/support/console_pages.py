@@ -21,6 +21,14 @@ ALL_LOOKS = [
 ]
 
 
+# The name of a control, as assistive technology reads it.
+_NAME = (
+    "e.getAttribute('aria-label') || e.labels?.[0]?.querySelector('span')?.innerText || e.innerText"
+)
+_FOCUSED = f"((e) => {_NAME})(document.activeElement)"
+_STEPS_MAX = 200
+
+
 async def until(page: Browser, condition: str) -> None:
     """Wait until a JavaScript expression is true in the page."""
     try:
@@ -30,6 +38,24 @@ async def until(page: Browser, condition: str) -> None:
     except TimeoutError:
         text = await page.evaluate("document.body.innerText")
         raise AssertionError(f"never true: {condition}\n{text}") from None
+
+
+async def reach(page: Browser, words: str) -> None:
+    """Move the focus by the keyboard to the control that is named so."""
+    for _ in range(_STEPS_MAX):
+        if await page.evaluate(f"({_FOCUSED}) === {json.dumps(words)}"):
+            return
+        await page.press("Tab")
+    text = await page.evaluate("document.body.innerText")
+    raise AssertionError(f"the keyboard never reaches {words!r}\n{text}")
+
+
+async def choose(page: Browser, words: str) -> None:
+    """Reach a control that is there soon, and press Enter."""
+    named = f"[...document.querySelectorAll('a, button')].some((e) => ({_NAME}) === {json.dumps(words)} && !e.disabled)"
+    await until(page, named)
+    await reach(page, words)
+    await page.press("Enter")
 
 
 async def settled(page: Browser, path: str) -> None:

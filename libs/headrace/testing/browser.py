@@ -22,6 +22,8 @@ import aiohttp
 TIMEOUT_S = 60.0
 _NO_DOCUMENT = "Cannot find default execution context"
 _POLL_S = 0.1
+# Without its number, a key does nothing that browsers do themselves, such as moving the focus.
+_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowUp": 38, "ArrowDown": 40}
 _PHONE_WIDTH_MAX = 600
 _ANSWER_BYTES_MAX = 32 * 1024 * 1024
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -84,8 +86,17 @@ class Browser:
         """Press keys one after the other, by their names in JavaScript."""
         for key in keys:
             text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
-            await self._ask("Input.dispatchKeyEvent", type="keyDown", key=key, text=text)
-            await self._ask("Input.dispatchKeyEvent", type="keyUp", key=key)
+            code = _CODES.get(key, 0)
+            await self._ask(
+                "Input.dispatchKeyEvent",
+                type="keyDown",
+                key=key,
+                text=text,
+                windowsVirtualKeyCode=code,
+            )
+            await self._ask(
+                "Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code
+            )
 
     async def write(self, text: str) -> None:
         """Write into the field that has the focus."""

@@ -23,11 +23,13 @@ from headrace.console.answering import ANSWER_S, NO_ANSWER
 from headrace.console.audit_answers import AuditAnswers
 from headrace.console.backups import BackupAnswers
 from headrace.console.cells import Redaction
+from headrace.console.drafts import Drafts
 from headrace.console.endpoints import ENDLESS, ApiEndpoint
 from headrace.console.guard import CALLER, Guard
 from headrace.console.identity import SignIn
 from headrace.console.known import FAILURES
 from headrace.console.lake import LakeView
+from headrace.console.letters import LetterActs
 from headrace.console.live import LiveRing
 from headrace.console.operations import Operations
 from headrace.console.plans import Plans
@@ -86,6 +88,8 @@ class ConsoleParts:
         plans = Plans(self._acts, scope.health.stats)
         self._operations = Operations(settings, self._reader, self._suite, tables, plans)
         self._sinks = Sinks(settings, self._reader, self._suite, tables, redaction, plans)
+        self._letters = LetterActs(self._sinks, redaction, plans)
+        self._drafts = Drafts(settings, self._sinks, plans)
         self._backups = BackupAnswers(settings, self._suite)
         self._sql = SqlRuns(settings, self._suite, redaction, self._acts)
         self._lake = LakeView(settings, self._suite)
@@ -147,6 +151,10 @@ class ConsoleParts:
             ("/sinks/{name}/resume", self._sinks.resume),
             ("/sinks/{name}/reset", self._sinks.reset),
             ("/sinks/{name}/replay", self._sinks.replay),
+            ("/sinks/{name}/correct", self._letters.correct),
+            ("/sinks/{name}/drop", self._letters.drop),
+            ("/sinks/{name}/test", self._drafts.test),
+            ("/sinks/drafts", self._drafts.check),
             ("/audit/reverts", self._audit.revert),
         ]
         return [

@@ -69,8 +69,8 @@ class Sinks:
 
     async def page(self, request: web.Request) -> web.Response:
         """All sinks."""
-        file = self._file()
-        operator = await self._operator()
+        file = self.file()
+        operator = await self.operator()
         parked = await operator.letters.names()
         items = []
         for name in self._names(file):
@@ -82,8 +82,8 @@ class Sinks:
     async def one(self, request: web.Request) -> web.Response:
         """One sink with its tables and what its target refused."""
         caller = caller_of(request)
-        name, file = self._named(request)
-        operator = await self._operator()
+        name, file = self.named(request)
+        operator = await self.operator()
         parked = await operator.letters.names(name)
         letters = []
         for _, record_id in parked[:LETTERS_MAX]:
@@ -99,15 +99,15 @@ class Sinks:
                 **self._suite.head(),
                 "sink": await self._line(operator, caller, file, name, len(parked)),
                 "facts": {} if sink is None else _facts(sink),
-                "tables": await self._taken(sink),
+                "tables": await self.taken(sink),
                 "letters": letters,
             }
         )
 
     async def pause(self, request: web.Request) -> web.Response:
         body = await body_of(request, *STEP)
-        name, _ = self._named(request)
-        operator = await self._operator()
+        name, _ = self.named(request)
+        operator = await self.operator()
         reason = str(body.get("reason") or "") or f"by {caller_of(request).user} in the console"
         intent = Intent(
             "pause-sink",
@@ -119,14 +119,14 @@ class Sinks:
             ],
             f"headrace sinks pause {name}",
             [(await operator.instructions(name)).paused],
-            _done(lambda: operator.pause(name, reason), "The sink is paused."),
+            done_by(lambda: operator.pause(name, reason), "The sink is paused."),
         )
         return await self._plans.handle(request, body, intent)
 
     async def resume(self, request: web.Request) -> web.Response:
         body = await body_of(request, *STEP)
-        name, _ = self._named(request)
-        operator = await self._operator()
+        name, _ = self.named(request)
+        operator = await self.operator()
         intent = Intent(
             "resume-sink",
             name,
@@ -134,14 +134,14 @@ class Sinks:
             ["Its process delivers what the stream has kept meanwhile."],
             f"headrace sinks resume {name}",
             [(await operator.instructions(name)).paused],
-            _done(lambda: operator.resume(name), "The sink continues."),
+            done_by(lambda: operator.resume(name), "The sink continues."),
         )
         return await self._plans.handle(request, body, intent)
 
     async def reset(self, request: web.Request) -> web.Response:
         """Let a sink forget its position."""
         body = await body_of(request, "to", *STEP)
-        name, file = self._named(request)
+        name, file = self.named(request)
         if body.get("to") not in set(ResetTo):
             raise invalid("to is start, now or snapshot")
         to = ResetTo(body["to"])
@@ -157,7 +157,7 @@ class Sinks:
             check_reset(sink, to)
         except HeadraceError as error:
             raise invalid(describe(error), "Choose snapshot, which copies the tables.") from error
-        operator = await self._operator()
+        operator = await self.operator()
         wanted = (await operator.instructions(name)).reset
         intent = Intent(
             "reset-sink",
@@ -166,15 +166,15 @@ class Sinks:
             ["Its process stops at the end of a transaction.", *_CONSEQUENCES[to]],
             f"headrace sinks reset {name} --to {to}",
             [wanted and str(wanted)],
-            _done(lambda: operator.reset(sink, to), "The sink's process takes the reset."),
+            done_by(lambda: operator.reset(sink, to), "The sink's process takes the reset."),
         )
         return await self._plans.handle(request, body, intent)
 
     async def replay(self, request: web.Request) -> web.Response:
         """Let a sink deliver parked records again: one, or all."""
         body = await body_of(request, "id", *STEP)
-        name, _ = self._named(request)
-        operator = await self._operator()
+        name, _ = self.named(request)
+        operator = await self.operator()
         parked = [one for _, one in await operator.letters.names(name)]
         wanted = parked
         command = f"headrace dead-letters replay {name}"
@@ -194,20 +194,22 @@ class Sinks:
             ],
             command,
             wanted,
-            _done(lambda: operator.deliver(name, wanted), f"{number} will be delivered."),
+            done_by(lambda: operator.deliver(name, wanted), f"{number} will be delivered."),
             {"records": str(len(wanted))},
         )
         return await self._plans.handle(request, body, intent)
 
-    def _named(self, request: web.Request) -> tuple[str, SinkFile]:
+    def named(self, request: web.Request) -> tuple[str, SinkFile]:
+        """The sink that a request names, and the file."""
         name = request.match_info["name"]
-        file = self._file()
+        file = self.file()
         # It becomes part of a key, so only names that exist are taken.
         if not _NAME.fullmatch(name) or name not in self._names(file):
             raise not_found("There is no sink with this name.", "See the page Sinks.")
         return name, file
 
-    def _file(self) -> SinkFile:
+    def file(self) -> SinkFile:
+        """The sinks' file as it is now."""
         # Read for each answer: it is short, and someone may have changed it.
         path = self._settings.sinks.file
         try:
@@ -223,7 +225,8 @@ class Sinks:
         services: Mapping[str, Any] = (self._suite.status or {}).get("services", {})
         return services
 
-    async def _operator(self) -> SinkOperator:
+    async def operator(self) -> SinkOperator:
+        """The acts on sinks, over the console's connection."""
         js = self._reader.client.jetstream()
         return SinkOperator(js, await bucket(js, self._settings.streams.state), self._settings)
 
@@ -270,7 +273,7 @@ class Sinks:
             return None
         return str(events[-1].position) if events else None
 
-    async def _taken(self, sink: SinkConfiguration | None) -> list[dict[str, Any]]:
+    async def taken(self, sink: SinkConfiguration | None) -> list[dict[str, Any]]:
         """The published tables that a sink wants."""
         if sink is None:
             return []
@@ -301,7 +304,7 @@ def _is_sink(service: str) -> bool:
     return service.startswith(_PROCESS)
 
 
-def _done(do: Do, result: str) -> Callable[[], Awaitable[tuple[str | None, str]]]:
+def done_by(do: Do, result: str) -> Callable[[], Awaitable[tuple[str | None, str]]]:
     async def act() -> tuple[str | None, str]:
         await do()
         return None, result
@@ -340,6 +343,8 @@ def _letter(letter: DeadLetter, caller: Caller, redaction: Redaction) -> dict[st
         "destination": letter.destination if open_to else None,
         "reason": letter.reason if open_to else None,
         "event": event_document(event, caller, redaction),
+        "corrected": list(letter.corrected),
+        "corrected_by": letter.corrected_by or None,
     }
 
 

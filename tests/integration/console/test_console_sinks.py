@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 from nats.aio.client import Client
 
+from headrace.sinks.configuration import parse_sinks
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
@@ -45,7 +46,16 @@ values = ["shop"]
 name = "viewer"
 role = "viewer"
 token_sha256 = "{viewer}"
+[[access]]
+name = "blind"
+role = "operator"
+token_sha256 = "{blind}"
+[[access]]
+name = "admin"
+role = "admin"
+token_sha256 = "{admin}"
 """
+USERS = ("operator", "viewer", "blind", "admin")
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -82,14 +92,22 @@ class World:
         except TimeoutError:
             raise AssertionError(f"{what}: {found}") from None
 
+    async def planned(
+        self, name: str, status: int, user: str = "operator", **body: Any
+    ) -> dict[str, Any]:
+        """The plan of an act, or the problem with this status."""
+        path, template = f"/sinks/hook/{name}", f"/sinks/{{name}}/{name}"
+        code, found = await self.console.ask(
+            "POST", path, template, body={**body, "dry_run": True}, headers=bearer(user)
+        )
+        assert code == status, found
+        return found
+
     async def act(self, name: str, **body: Any) -> dict[str, Any]:
         """Plan an act, then do it."""
         path, template = f"/sinks/hook/{name}", f"/sinks/{{name}}/{name}"
         headers = bearer("operator")
-        code, plan = await self.console.ask(
-            "POST", path, template, body={**body, "dry_run": True}, headers=headers
-        )
-        assert code == 200, plan
+        plan = await self.planned(name, 200, **body)
         code, done = await self.console.ask(
             "POST", path, template, body={**body, "plan": plan["plan"]}, headers=headers
         )
@@ -120,10 +138,14 @@ async def world(own_postgres: OwnPostgres, own_nats: OwnNats, folder: Path) -> A
     config = folder / "headrace.toml"
     config.write_text(SINK.format(port=receiver.port))
     access = folder / "access.toml"
-    hashes = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("operator", "viewer")}
+    hashes = {name: hashlib.sha256(name.encode()).hexdigest() for name in USERS}
     access.write_text(ACCESS.format(**hashes))
     settings = environment(postgres, server, "event")
-    given = {"HEADRACE_CONFIG": str(config), "HEADRACE_CONSOLE_ACCESS_FILE": str(access)}
+    given = {
+        "HEADRACE_CONFIG": str(config),
+        "HEADRACE_CONSOLE_ACCESS_FILE": str(access),
+        "WEBHOOK_SECRET": SECRET,
+    }
     async with Suite(settings, folder) as suite:
         await suite.logged("wal-reader", "epoch_opened")
         await suite.start("schema-publisher")
@@ -183,6 +205,98 @@ async def test_a_sink_is_shown_paused_resumed_reset_and_its_dead_letters_deliver
         async with asyncio.timeout(WAIT_S):
             while it.accepted.count(1) == before:  # noqa: ASYNC110  # another process
                 await asyncio.sleep(0.1)
+
+
+async def test_a_dead_letter_is_corrected_and_delivered_and_another_one_dropped(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    async with world(own_postgres, own_nats, tmp_path) as it:
+        await it.database.execute(f"INSERT INTO shop VALUES (1, '{CANARY}'), (2, '{CANARY}')")
+        found = await it.until(lambda one: one["sink"]["letters"] == "2", "both are parked")
+        by_key = {one["event"]["key"]["id"]: one["id"] for one in found["letters"]}
+        first, second = by_key["1"], by_key["2"]
+
+        columns = {"note": "repaired"}
+        # Users without the right to the values can't change them, in any role.
+        problem = await it.planned("correct", 403, "blind", id=first, columns=columns)
+        assert problem["code"] == "values"
+        problem = await it.planned("correct", 403, "viewer", id=first, columns=columns)
+        assert problem["code"] == "role"
+        for wrong in ({"id": "9"}, {"nosuch": "x"}, {}):
+            await it.planned("correct", 400, id=first, columns=wrong)
+        await it.planned("correct", 404, id="nosuch", columns=columns)
+
+        plan = await it.act("correct", id=first, columns=columns)
+        assert plan["command"] == f"headrace dead-letters correct hook {first} --set note=repaired"
+        letters = (await it.sink())["letters"]
+        repaired = next(one for one in letters if one["id"] == first)
+        assert (repaired["corrected"], repaired["corrected_by"]) == (["note"], "operator")
+        note = next(one for one in repaired["event"]["columns"] if one["name"] == "note")
+        assert note["after"] == {"kind": "text", "text": "repaired"}
+        assert it.accepted == []
+
+        plan = await it.act("drop", id=second)
+        assert "permanently" in plan["summary"]
+        await it.planned("drop", 404, id=second)
+        await it.act("replay")
+        await it.until(lambda one: one["sink"]["letters"] == "0", "the other one is delivered")
+        assert [body["data"] for body, _ in it.receiver.accepted] == [{"id": 1, "note": "repaired"}]
+        # PostgreSQL's row is as it was.
+        assert await it.database.fetchval("SELECT note FROM shop WHERE id = 1") == CANARY
+
+        code, log = await it.console.get("/acts", **bearer("admin"))
+        assert code == 200
+        done = [(one["act"], one["object"]) for one in log["items"] if one["result"] == "done"]
+        assert ("correct-dead-letter", f"hook/{first}") in done
+        assert ("drop-dead-letter", f"hook/{second}") in done
+        assert "repaired" not in str(log)
+        assert CANARY not in str(log)
+
+
+async def test_the_connection_of_a_sink_is_tested_and_a_new_one_is_checked_before_it_is_in_the_file(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    async with world(own_postgres, own_nats, tmp_path) as it:
+        headers = bearer("operator")
+        await it.act("test")
+        assert it.accepted == []
+
+        async def draft(text: str) -> dict[str, Any]:
+            code, found = await it.console.ask(
+                "POST", "/sinks/drafts", body={"text": text}, headers=headers
+            )
+            assert code == 200, found
+            return found
+
+        before = (tmp_path / "headrace.toml").read_text()
+        good = '[[sink]]\nname = "files"\nto = "file:///srv/files?password=x"\ntables = ["shop"]\n'
+        found = await draft(good)
+        assert found["problem"] is None
+        (planned,) = found["sinks"]
+        assert (planned["name"], planned["tables"]) == ("files", ["public.shop"])
+        assert planned["to"] == "file:///srv/files"
+        assert "headrace sinks plan" in found["commands"]
+        # The same file with the text is what the command line accepts.
+        assert set(parse_sinks(f"{before}\n{good}", "headrace.toml", {})) == {"hook", "files"}
+        refused = {
+            '[[sink]]\nname = "hook"\nto = "file:///x"': "another sink",
+            '[[sink]]\nname = "a"\nto = "nosuch://x"': "no sink writes to",
+            '[[sink]]\nname = "a"\nto = "pyth\\u006fn:os:getcwd"': "does not load classes",
+            'to = "file:///y"': "Cannot overwrite",
+            'snapshot = "initial"\n[[sink]]\nname = "a"\nto = "file:///x"': "adds no sink",
+            '[[sink]]\nname = "a"\nto = "file:///x"\noptions = {password = "p"}': "is a secret",
+            "[[sink]": "",
+        }
+        for text, words in refused.items():
+            found = await draft(text)
+            assert found["problem"], text
+            assert words in found["problem"], found
+            assert found["sinks"] == []
+        assert (tmp_path / "headrace.toml").read_text() == before
+        code, _ = await it.console.ask(
+            "POST", "/sinks/drafts", body={"text": good}, headers=bearer("viewer")
+        )
+        assert code == 403
 
 
 async def test_an_act_on_a_sink_takes_its_name_a_place_and_a_plan_that_holds(

@@ -213,6 +213,30 @@ def letters_replay(
     _finish(lambda: parked_records.replay(settings, sink, record_id, as_json=as_json))
 
 
+@letters.command("correct")
+def letters_correct(
+    sink: Sink,
+    record_id: RecordId,
+    given: Annotated[
+        list[str] | None, typer.Option("--set", metavar="COLUMN=TEXT", help="A column's new value.")
+    ] = None,
+    nulls: Annotated[
+        list[str] | None, typer.Option("--null", metavar="COLUMN", help="A column that is NULL.")
+    ] = None,
+    slot: Slot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give columns of a parked record other values, which the next replay delivers.
+
+    The row in PostgreSQL stays as it is.
+    """
+    from headrace.cli.sinks import parked_records
+
+    settings = _settings(slot)
+    wanted = parked_records.wanted(given or [], nulls or [])
+    _finish(lambda: parked_records.correct(settings, sink, record_id, wanted, as_json=as_json))
+
+
 @letters.command("drop")
 def letters_drop(
     sink: Sink, record_id: RecordId, slot: Slot = None, as_json: AsJson = False

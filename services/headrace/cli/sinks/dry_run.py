@@ -6,7 +6,6 @@ Never writes to the target, and never moves a sink's position.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Any
 
@@ -18,16 +17,14 @@ from headrace.settings import Settings
 from headrace.sinks.building import router_of
 from headrace.sinks.configuration import SinkConfiguration
 from headrace.sinks.operating import promise_text
-from headrace.sinks.port import CheckableSink, SinkAwayError, SinkOptions
-from headrace.sinks.targets import is_database, promise_to, sink_class
+from headrace.sinks.trying import tried
 
 WAIT_S = 2.0
-CONNECT_TIMEOUT_S = 30.0
 
 
 async def run(settings: Settings, sink: SinkConfiguration, last: int, *, as_json: bool) -> None:
     """Try the connection; then route the last events, and show the records."""
-    outcome = await _connection(sink)
+    outcome = await tried(sink, os.environ)
     if not last:
         row = {"sink": sink.name, "promise": promise_text(sink), "outcome": outcome}
         shown([row], as_json=as_json)
@@ -58,30 +55,6 @@ async def run(settings: Settings, sink: SinkConfiguration, last: int, *, as_json
                         for one in records
                     ]
     shown(rows, as_json=as_json)
-
-
-async def _connection(sink: SinkConfiguration) -> str:
-    """Raise for what a process of the sink would fail with when it connects."""
-    address = sink.address(os.environ)
-    promise_to(address)
-    options = sink.secrets(os.environ)
-    if is_database(address):
-        return "not tried: a database is checked when the sink starts"
-    made = sink_class(address)
-    # Not wrapped as in the service: marks that are kept in NATS would be taken over.
-    target = made(SinkOptions(sink.name, address, options=options))
-    if not isinstance(target, CheckableSink):
-        return "not tried: the class has no method check"
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            return await target.check()
-    except TimeoutError as error:
-        raise SinkAwayError(
-            f"the target of {sink.name} did not answer within {CONNECT_TIMEOUT_S:g} s",
-            remedy="Check `to` and the network between here and there.",
-        ) from error
-    finally:
-        await target.close()
 
 
 def _row(record_id: str, destination: str, key: bytes | None, outcome: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -55,6 +56,34 @@ async def replay(settings: Settings, sink: str, record_id: str | None, *, as_jso
         await sinks.deliver(sink, wanted)
     rows = [{"sink": sink, "id": one, "instruction": "deliver again"} for one in wanted]
     shown(rows, as_json=as_json)
+
+
+def wanted(given: Sequence[str], nulls: Sequence[str]) -> dict[str, str | None]:
+    """The values of `--set` and `--null`, by column."""
+    found: dict[str, str | None] = dict.fromkeys(nulls)
+    for one in given:
+        name, separator, text = one.partition("=")
+        if not separator:
+            raise typer.BadParameter(f"--set {one!r} has no =: write COLUMN=TEXT")
+        found[name] = text
+    if not found:
+        raise typer.BadParameter("name a column with --set COLUMN=TEXT or --null COLUMN")
+    return found
+
+
+async def correct(
+    settings: Settings,
+    sink: str,
+    record_id: str,
+    columns: Mapping[str, str | None],
+    *,
+    as_json: bool,
+) -> None:
+    """Store other values for columns of one."""
+    async with nats(settings, "dead-letters") as (client, _):
+        letters = DeadLetters(client.jetstream(), settings.streams.parked, settings.source.slot)
+        await letters.correct(sink, record_id, columns, "the command line")
+    shown([{"sink": sink, "id": record_id, "corrected": list(columns)}], as_json=as_json)
 
 
 async def drop(settings: Settings, sink: str, record_id: str, *, as_json: bool) -> None:

@@ -414,6 +414,74 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sinks/{name}/correct": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Give columns of a parked record other values, which the next replay delivers. It takes the right to the table's values. */
+        post: operations["correctDeadLetter"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sinks/{name}/drop": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Remove a parked record permanently. */
+        post: operations["dropDeadLetter"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sinks/{name}/test": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Connect to a sink's target and log in; writes nothing there. */
+        post: operations["testSink"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sinks/drafts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Check the text of a new sink together with the sinks' file, and show what it would do. Changes nothing. */
+        post: operations["checkSink"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/lake": {
         parameters: {
             query?: never;
@@ -1187,6 +1255,37 @@ export interface components {
             };
             items: components["schemas"]["SinkLine"][];
         };
+        SinkText: {
+            text: string;
+        };
+        SinkDraft: {
+            /** @description The file that the text belongs to. */
+            file: string;
+            /** @description What is wrong with the text. */
+            problem: string | null;
+            sinks: {
+                name: string;
+                to: string;
+                promise: string | null;
+                /** @description The published tables that it takes now. */
+                tables: string[];
+                format: string;
+                snapshot: string;
+                on_error: string;
+            }[];
+            /** @description What to run once the text is in the file. */
+            commands: string[];
+        };
+        LetterCorrection: {
+            id?: string;
+            /** @description The new values as text, by column; null is NULL. */
+            columns?: {
+                [key: string]: string | null;
+            };
+            dry_run?: boolean;
+            plan?: string;
+            reason?: string;
+        };
         DeadLetter: {
             id: string;
             at: components["schemas"]["Time"];
@@ -1195,6 +1294,9 @@ export interface components {
             /** @description Null without the right to the table's values. */
             reason: string | null;
             event: components["schemas"]["Event"];
+            /** @description The columns that someone has corrected. */
+            corrected: string[];
+            corrected_by: string | null;
         };
         SinkAnswer: {
             as_of: components["schemas"]["Time"];
@@ -2369,6 +2471,97 @@ export interface operations {
         responses: {
             200: components["responses"]["Plan"];
             202: components["responses"]["Done"];
+            default: components["responses"]["Problem"];
+        };
+    };
+    correctDeadLetter: {
+        parameters: {
+            query?: never;
+            header?: {
+                "Idempotency-Key"?: components["parameters"]["idempotency"];
+            };
+            path: {
+                name: components["parameters"]["sink"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["LetterCorrection"];
+            };
+        };
+        responses: {
+            200: components["responses"]["Plan"];
+            202: components["responses"]["Done"];
+            default: components["responses"]["Problem"];
+        };
+    };
+    dropDeadLetter: {
+        parameters: {
+            query?: never;
+            header?: {
+                "Idempotency-Key"?: components["parameters"]["idempotency"];
+            };
+            path: {
+                name: components["parameters"]["sink"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SinkReplay"];
+            };
+        };
+        responses: {
+            200: components["responses"]["Plan"];
+            202: components["responses"]["Done"];
+            default: components["responses"]["Problem"];
+        };
+    };
+    testSink: {
+        parameters: {
+            query?: never;
+            header?: {
+                "Idempotency-Key"?: components["parameters"]["idempotency"];
+            };
+            path: {
+                name: components["parameters"]["sink"];
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Act"];
+            };
+        };
+        responses: {
+            200: components["responses"]["Plan"];
+            202: components["responses"]["Done"];
+            default: components["responses"]["Problem"];
+        };
+    };
+    checkSink: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["SinkText"];
+            };
+        };
+        responses: {
+            /** @description The plan of the new sinks or what is wrong with the text. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SinkDraft"];
+                };
+            };
             default: components["responses"]["Problem"];
         };
     };

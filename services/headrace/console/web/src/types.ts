@@ -39,6 +39,7 @@ export type Schemas_ = Schemas["Schemas"];
 export type Services = Schemas["Services"];
 export type SettingsAnswer = Schemas["SettingsAnswer"];
 export type SinkAnswer = Schemas["SinkAnswer"];
+export type SinkDraft = Schemas["SinkDraft"];
 export type SinkLine = Schemas["SinkLine"];
 export type Sinks = Schemas["Sinks"];
 export type Snapshot = Schemas["Snapshot"];

@@ -1,6 +1,7 @@
 // One sink: its figures, its tables, the records that its target refused, and what to do about them.
 import { useState } from "preact/hooks";
 import { ActDialog } from "../parts/act-dialog";
+import { Correct, correctable, Drop } from "../parts/letter-dialogs";
 import { Dialog } from "../parts/dialog";
 import { EventFacts } from "../parts/event-facts";
 import { eventTable } from "../parts/event-name";
@@ -30,6 +31,11 @@ export default function SinkPage() {
     navigate(withQuery({ act: null, id: null, letter: null }));
     answer.again();
   };
+  const corrected = ({ result }: { result: string }) => {
+    setDone(result);
+    navigate(withQuery({ act: null }));
+    answer.again();
+  };
   return (
     <Page
       title={`Sink ${visible(name)}`}
@@ -38,6 +44,7 @@ export default function SinkPage() {
       acts={sink && (
         <>
           {sink.letters !== "0" && <a class="button" href={withQuery({ act: "replay" })}>Deliver all again</a>}
+          <a class="button" href={withQuery({ act: "test" })}>Test the connection</a>
           <a class="button" href={withQuery({ act: "reset" })}>Reset</a>
           <a class="button primary" href={withQuery({ act: sink.paused ? "resume" : "pause" })}>{sink.paused ? "Resume" : "Pause"}</a>
         </>
@@ -68,6 +75,9 @@ export default function SinkPage() {
           onDone={finished}
         />
       )}
+      {sink && act === "test" && <ActDialog title={`Test the connection of ${name}`} button="Connect" path={`/sinks/${encodeURIComponent(name)}/test`} onClose={close} onDone={finished} />}
+      {letter && act === "correct" && <Correct sink={name} of={letter} onClose={close} onDone={corrected} />}
+      {letter && act === "drop" && <Drop sink={name} of={letter} onClose={close} onDone={finished} />}
       {sink && act === "reset" && <Reset name={name} onClose={close} onDone={finished} />}
       {sink && act === "replay" && (
         <ActDialog
@@ -134,7 +144,13 @@ function Letters({ of: { letters, sink } }: { of: SinkAnswer }) {
 }
 
 function LetterDrawer({ of: letter }: { of: DeadLetter }) {
-  const footer = <a class="button primary" href={withQuery({ act: "replay", id: letter.id })}>Deliver again</a>;
+  const footer = (
+    <>
+      <a class="button danger" href={withQuery({ act: "drop" })}>Drop</a>
+      {correctable(letter).length > 0 && <a class="button" href={withQuery({ act: "correct" })}>Correct</a>}
+      <a class="button primary" href={withQuery({ act: "replay", id: letter.id })}>Deliver again</a>
+    </>
+  );
   return (
     <Dialog title="Dead letter" drawer onClose={() => navigate(withQuery({ letter: null }))} footer={footer}>
       <Facts
@@ -143,6 +159,7 @@ function LetterDrawer({ of: letter }: { of: DeadLetter }) {
           ["Destination", letter.destination === null ? <Hidden /> : <code class="break">{visible(letter.destination)}</code>],
           ["Parked", <When at={letter.at} both />],
           ["Record", <code class="break">{visible(letter.id)}</code>],
+          ...(letter.corrected.length > 0 ? [["Corrected", visible(`${letter.corrected.join(", ")} by ${letter.corrected_by ?? "someone"}`)] as const] : []),
         ]}
       />
       <EventFacts of={letter.event} />

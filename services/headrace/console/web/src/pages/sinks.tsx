@@ -4,7 +4,9 @@ import { Answered, Card, Empty, Page } from "../parts/layout";
 import { Position, State } from "../parts/marks";
 import { count, duration, plural, visible } from "../pure/format";
 import { useQuery } from "../state/query";
+import { route, withQuery } from "../state/route";
 import type { SinkLine, Sinks } from "../types";
+import { NewSink } from "./new-sink";
 
 export function sinkHref(name: string): string {
   return `/sinks/${encodeURIComponent(name)}`;
@@ -26,9 +28,17 @@ const COLUMNS: readonly Column<SinkLine>[] = [
 ];
 
 export default function SinksPage() {
+  return route.value.query.has("new") ? <NewSink /> : <SinkList />;
+}
+
+function SinkList() {
   const answer = useQuery<Sinks>("/sinks", {}, 3000);
   return (
-    <Page title="Sinks" lead="Other systems that receive the changes. Each has a process and a position of its own.">
+    <Page
+      title="Sinks"
+      lead="Other systems that receive the changes. Each has a process and a position of its own."
+      acts={<a class="button primary" href={withQuery({ new: "1" })}>New sink</a>}
+    >
       <Answered answer={answer}>
         {({ items, configuration }) => (
           <>
@@ -42,7 +52,7 @@ export default function SinksPage() {
                 ? <Grid label="Sinks" columns={COLUMNS} rows={items} id={(row) => row.name} href={(row) => sinkHref(row.name)} />
                 : (
                   <Empty title="No sink is configured">
-                    Describe sinks in a file as in the documentation, and name it in <code>HEADRACE_CONFIG</code>. {configuration.problem && visible(configuration.problem)}
+                    <a href={withQuery({ new: "1" })}>Prepare the text of one</a> for the file that <code>HEADRACE_CONFIG</code> names. {configuration.problem && visible(configuration.problem)}
                   </Empty>
                 )}
             </Card>

@@ -14,11 +14,19 @@ interface DialogProps {
 
 export function Dialog({ title, drawer = false, onClose, footer, children }: DialogProps) {
   const element = useRef<HTMLDialogElement>(null);
+  const left = useRef(false);
   useEffect(() => {
     const dialog = element.current;
     dialog?.showModal();
-    return () => dialog?.close();
+    return () => {
+      left.current = true;
+      dialog?.close();
+    };
   }, []);
+  // The event of a close comes later: a dialog that gave way to another one must not close that.
+  const closed = () => {
+    if (!left.current) onClose();
+  };
   const outside = (event: MouseEvent) => {
     if (event.target === element.current) element.current?.close();
   };
@@ -27,7 +35,7 @@ export function Dialog({ title, drawer = false, onClose, footer, children }: Dia
       ref={element}
       class={drawer ? "drawer" : undefined}
       aria-labelledby="dialog-title"
-      onClose={onClose}
+      onClose={closed}
       onClick={outside}
     >
       <header>
