@@ -56,10 +56,12 @@ class ForeignLake:
 
     def cut(self) -> LakeCut | None:
         """The last cut."""
-        rows = self._query(
-            "SELECT cut, lsn, tables FROM headrace_cuts ORDER BY made_us DESC LIMIT 1"
-        )
-        return next((LakeCut(cut, lsn, json.loads(tables)) for cut, lsn, tables in rows), None)
+        return next(iter(self.cuts()), None)
+
+    def cuts(self) -> list[LakeCut]:
+        """All cuts, the last one first."""
+        rows = self._query("SELECT cut, lsn, tables FROM headrace_cuts ORDER BY made_us DESC")
+        return [LakeCut(cut, lsn, json.loads(tables)) for cut, lsn, tables in rows]
 
     def locations(self) -> dict[str, str]:
         """Each table's metadata, all read in one transaction."""

@@ -45,7 +45,8 @@ from headrace.spark.driver_process import SparkUnusableError
 log = logs.logger("lake-writer")
 
 POLL_S = 0.2
-# New and dropped tables are looked for this often, and when a change names an unknown table.
+# New and dropped tables are looked for this often, and before a cut if a change names an unknown
+# table.
 TABLES_S = 10.0
 # The files that an engine receives together; it may apply fewer.
 BATCH_FILES_MAX = 256
@@ -108,6 +109,8 @@ class Follower:
         self._behind = False
         self._tables_at = 0.0
         self._wanted: dict[TableName, int] = {}
+        # Whether an applied change names a table that the lake doesn't have.
+        self._unknown = False
         # Tables that left the publication, and from which LSN on.
         self._leaving: dict[TableName, int] = {}
         self._renamed: dict[TableName, TableName] = {}
@@ -133,7 +136,11 @@ class Follower:
                     self._scope.health.started()
                 await self._scope.pause(POLL_S)
             self._leave(writer)
-            if self._due(writer) and not self._requested.held:
+            if (
+                self._due(writer)
+                and not self._requested.held
+                and await self._has_every_table(writer)
+            ):
                 await self._cut(writer)
             await self._upkeep.step(writer)
 
@@ -242,8 +249,7 @@ class Follower:
         count = await self._engine.apply(writer, files)
         for file in files[:count]:
             named = {TableName(table.schema, table.table) for table in file.info.tables}
-            if named - writer.tables.keys():
-                self._tables_at = 0.0
+            self._unknown |= not named <= writer.tables.keys()
             self._scope.health.stats.count("lake_rows", file.info.rows)
         return count
 
@@ -253,6 +259,7 @@ class Follower:
         """Compare the lake's tables with the publication's."""
         if time.monotonic() - self._tables_at < TABLES_S and self._wanted:
             return
+        self._unknown = False
         self._wanted, lsn = await self._published()
         now = time.monotonic()
         self._tables_at = now
@@ -402,6 +409,15 @@ class Follower:
             # A backlog is applied faster by fewer and larger cuts.
             interval_s = max(interval_s, min(BACKLOG_CUTS * self._cut_s, BACKLOG_S_MAX))
         return (moved or writer.changed) and since >= interval_s
+
+    async def _has_every_table(self, writer: LakeWriter) -> bool:
+        """Whether the next cut has all tables. One that is new is copied before: otherwise a cut
+        after its first rows would be without it.
+        """
+        if self._unknown:
+            self._tables_at = 0.0
+            await self._reconcile(writer)
+        return not writer.to_copy
 
     async def _cut(self, writer: LakeWriter) -> None:
         started = time.monotonic()

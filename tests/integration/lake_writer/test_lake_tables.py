@@ -36,3 +36,28 @@ async def test_a_table_that_can_not_be_copied_is_parked_and_the_others_go_on(
     assert set(lake.locations()) == {"public.items", "public.full_rows", "public.orders"}
     assert "public.hidden has the key column b, which is excluded" in log
     assert "the lake has a table public.orders that this suite did not make" in log
+
+
+async def test_no_cut_after_a_new_tables_first_rows_is_without_the_table(
+    archiving: Archiving, tmp_path: Path
+) -> None:
+    database = archiving.database
+    environment = lake_environment(archiving, tmp_path)
+    lake = ForeignLake(tmp_path / "lake")
+    committed: dict[str, int] = {}
+    async with Suite(environment, tmp_path, SERVICES) as suite:
+        await reached(lake, database, suite)
+        for number in range(6):
+            await database.execute("INSERT INTO items SELECT coalesce(max(a), 0) + 1 FROM items")
+            name = f"new_{number}"
+            await database.execute(
+                f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)"
+            )
+            committed[f"public.{name}"] = await database.fetchval(
+                "SELECT pg_current_wal_insert_lsn() - '0/0'"
+            )
+            await reached(lake, database, suite)
+            assert lake.rows(f"public.{name}") != []
+    for cut in lake.cuts():
+        for name, lsn in committed.items():
+            assert cut.lsn < lsn or name in cut.tables, (name, lsn, cut)
