@@ -7,32 +7,28 @@ user's own servers, existing servers replace the named ones.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import re
 import shlex
 import signal
 import sys
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Self
 
 import pytest
 
 from headrace.testing.database import Database
 from headrace.testing.names import Names
-from headrace.testing.output import ProcessOutput
 from headrace.testing.plugin import OwnNats
 from headrace.testing.servers import SessionServers
 from headrace.testing.up import Up
+from tests.support.shell import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PATIENCE_S = 300
 FIRST = ("./taskw up", "./taskw test")
 # The output after which a reader stops a command that keeps following.
 SHOWN = {
@@ -71,51 +67,6 @@ def lines_of(block: str) -> list[str]:
         for line in (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines())
         if line
     ]
-
-
-class Shell:
-    """A bash that receives commands as if typed."""
-
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self._folder = folder
-        self._environment = environment
-
-    async def __aenter__(self) -> Self:
-        # An interactive one would not die of Ctrl-C; nor does this.
-        self._process = await asyncio.create_subprocess_exec(
-            "bash",
-            "--norc",
-            cwd=self._folder,
-            env=self._environment,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._output = ProcessOutput(self._process)
-        await self.run("trap : INT")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        await self._output.ended()
-
-    async def run(self, line: str, shown: str | None = None) -> str:
-        """Run a line and return its output; stop it with Ctrl-C once it has shown `shown`."""
-        mark, start = uuid.uuid4().hex, len(self._output.text)
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\necho ended:$?:{mark}\n".encode())
-        await self._process.stdin.drain()
-        if shown is not None:
-            await self._output.until(rf"{shown}|ended:\d+:{mark}", PATIENCE_S, start)
-            os.killpg(self._process.pid, signal.SIGINT)
-        found = await self._output.until(rf"ended:(\d+):{mark}", PATIENCE_S, start)
-        said = self._output.text[start : start + found.start()]
-        assert found[1] == "0" or (shown is not None and found[1] == "130"), f"{line}\n{said}"
-        assert shown is None or re.search(shown, said), f"{line}\n{said}"
-        return said
 
 
 @pytest.fixture

@@ -318,13 +318,14 @@ def test_a_revert_prints_its_script_and_writes_only_when_it_is_applied(
     assert said(capsys, read.revert(None, None, "a=1", since, apply=False)) == ["BEGIN;"]
     assert NOON in trail.searches[0][1]
     assert said(capsys, read.revert(ID, None, None, None, apply=True)) == [
-        "1 change was reverted in one transaction, and read back as it was before"
+        "1 change was reverted, and its row reads back as it was before"
     ]
     trail.rows = [change()] * 2
-    left = said(capsys, read.revert(None, 5, None, None, leave=["a", "b"], apply=True))
-    assert left == [
-        "2 changes were reverted in one transaction, and read back as it was before, but for a, b"
-    ]
+    (left,) = said(capsys, read.revert(None, 5, None, None, leave=["a", "b"], apply=True))
+    assert left.startswith(
+        "2 changes were reverted in one transaction, and their rows read back as"
+    )
+    assert left.endswith(" they were before, but for a, b")
     assert [run.applied for run in reverts] == [False, True, True]
     assert reverts[2].given[4:] == (trail.rows, ["a", "b"])
 

@@ -303,10 +303,13 @@ async def revert(
             await run.apply()
     kept = f", but for {', '.join(leave)}" if leave else ""
     if len(found) == 1:
-        number = "1 change was"
+        outcome = "1 change was reverted, and its row reads back as it was before"
     else:
-        number = f"{len(found)} changes were"
-    print(f"{number} reverted in one transaction, and read back as it was before{kept}")
+        outcome = (
+            f"{len(found)} changes were reverted in one transaction, "
+            "and their rows read back as they were before"
+        )
+    print(f"{outcome}{kept}")
 
 
 async def stats(*, as_json: bool) -> None:

@@ -130,9 +130,11 @@ class _Teller:
         now = time.monotonic()
         if now - self._told_at > _TELL_S:
             self._told_at = now
-            # Of files and log together: their speeds differ, so it is only an estimate.
-            left = (now - self._began) * (self._whole / max(1, self._done) - 1)
-            text = f"{shown(self._done)} of {shown(self._whole)}, about {max(0.0, left):.0f} s left"
+            # The room is an estimate, and more log may have been stored since.
+            whole = max(self._whole, self._done)
+            # Of files and log together: their speeds differ.
+            left = (now - self._began) * (whole / max(1, self._done) - 1)
+            text = f"{shown(self._done)} of about {shown(whole)}, about {left:.0f} s left"
             self._console.print(text)
 
     def tell_replay(self, lsn: int) -> None:
