@@ -74,11 +74,11 @@ class Changes:
             or event.position.lsn < state.since
         ):
             return []
-        step = row_steps(event, state.live)
-        if isinstance(step, Resync):
-            self._copy([state], step.why, event)
+        steps = row_steps(event, state.live)
+        if isinstance(steps, Resync):
+            self._copy([state], steps.why, event)
             return []
-        return [step]
+        return steps
 
     def _staged(self, event: Event, state: TableState) -> list[Step]:
         """For a table that is loaded and not shown yet."""
@@ -232,10 +232,10 @@ def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], Bootstrap
             return Resync("its shape was newer than the known schemas")
         return [], run
     if event.operation != SCHEMA:
-        step = row_steps(event, table)
-        if isinstance(step, Resync):
-            return step
-        return ([step], run)
+        steps = row_steps(event, table)
+        if isinstance(steps, Resync):
+            return steps
+        return steps, run
     # The follower forgets a dropped table when it reaches this event.
     if gone(event.payload) is None:
         change = reshaped(table, event.payload)

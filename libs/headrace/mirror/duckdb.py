@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headrace.mirror import target
 from headrace.mirror.duckdb_types import DIALECT
+from headrace.mirror.marked_rows import MarkedSql
 from headrace.mirror.native_types import (
     TEXT_MARK,
     Native,
@@ -242,7 +243,7 @@ class _Writer:
                     self._one(table, head, _values(columns, data), where)
             case target.DeleteRow(table, where):
                 self._one(table, f"DELETE FROM {table_name(table)}", [], where)
-            case target.TruncateTable(table):
+            case target.TruncateTable(table, None):
                 self._run(f"DELETE FROM {table_name(table)}")
             case target.CreateTable(table, replaces):
                 self._create(table, replaces=replaces)
@@ -253,6 +254,22 @@ class _Writer:
                 self._alter(step)
             case target.SwapTables(table, replaces):
                 self._swap(table, replaces=replaces)
+            case _:
+                for sql, given in self._marked().statements(step):
+                    self._run(sql, given)
+
+    def _marked(self) -> MarkedSql:
+        def column(table: Table, name: str) -> NativeColumn:
+            return self._by_name(table)[name]
+
+        return MarkedSql(
+            table_name,
+            placeholder=lambda table, name: _mark(column(table, name)),
+            stored=lambda table, name, value: column(table, name).text(value),
+            converted=lambda step, name: (
+                f"CAST(old.{quote_name(name)} AS {column(step.table, name).sql_type})"
+            ),
+        )
 
     def _by_name(self, table: Table) -> dict[str, NativeColumn]:
         return {column.name: column for column in self._types.columns(table)}

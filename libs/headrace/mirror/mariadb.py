@@ -36,7 +36,14 @@ TAKE_OVER_S = 10
 # How long a reader waits for the end of a journal, which may change many tables.
 JOURNAL_S = 60
 _LOOK_S = 0.05
-_ROW_STEPS = (target.InsertRows, target.UpdateRow, target.DeleteRow, target.TruncateTable)
+_ROW_STEPS = (
+    target.InsertRows,
+    target.UpdateRow,
+    target.DeleteRow,
+    target.TruncateTable,
+    target.RemoveMarked,
+    target.CarryOver,
+)
 
 
 class MariadbTarget(ThreadedTarget):

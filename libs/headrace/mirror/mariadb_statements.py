@@ -7,11 +7,12 @@ not quoted: the server would compare a number with a string as floats, which are
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.mirror import target
+from headrace.mirror.marked_rows import carried_over
 from headrace.mirror.mirror_state import STALE
 from headrace.mirror.native_types import Dialect, Native, NativeColumn, NativeTypes
 from headrace.mirror.table import Table
@@ -150,9 +151,21 @@ class Statements:
                 yield self._one(table, f"UPDATE {table_name(table)} SET {sets}", where)
             case target.DeleteRow(table, where):
                 yield self._one(table, f"DELETE FROM {table_name(table)}", where)
-            case target.TruncateTable(table):
+            case target.TruncateTable(table, None):
                 # TRUNCATE would commit.
                 yield RowStatement(table, f"DELETE FROM {table_name(table)}")
+            case target.TruncateTable(table, at):
+                mark = quoted(table.rules.soft_delete)
+                time = self._literals(table)[table.rules.soft_delete](at)
+                sql = f"UPDATE {table_name(table)} SET {mark} = {time} WHERE {mark} IS NULL"
+                yield RowStatement(table, sql)
+            case target.RemoveMarked(table, rows):
+                yield from self._remove_marked(table, rows)
+            case target.CarryOver(table):
+                values = {column.name: f"old.{quoted(column.name)}" for column in step.columns}
+                time = self._literals(table)[table.rules.soft_delete](step.at)
+                sql = carried_over(step, table_name, values, time, quoted)
+                yield RowStatement(table, sql)
 
     def _literals(self, table: Table) -> dict[str, Callable[[Any], str]]:
         return {column.name: literal_of(column) for column in self.types.columns(table)}
@@ -161,19 +174,22 @@ class Statements:
         makers = list(self._literals(table).items())
         names = ", ".join(quoted(name) for name, _ in makers)
         head = f"INSERT INTO {table_name(table)} ({names}) VALUES "
-        parts: list[str] = []
-        size = 0
-        # A long statement saves round trips, and a very long one is refused by the server.
-        for row in rows:
-            part = "(" + ",".join([make(row.get(name)) for name, make in makers]) + ")"
-            if parts and size + len(part) > STATEMENT_BYTES:
-                yield RowStatement(table, head + ",".join(parts), len(parts))
-                parts = []
-                size = 0
-            parts.append(part)
-            size += len(part)
-        if parts:
+        for parts in _together(
+            "(" + ",".join([make(row.get(name)) for name, make in makers]) + ")" for row in rows
+        ):
             yield RowStatement(table, head + ",".join(parts), len(parts))
+
+    def _remove_marked(
+        self, table: Table, rows: Sequence[Mapping[str, Any]]
+    ) -> Iterator[RowStatement]:
+        makers = self._literals(table)
+        names = ", ".join(map(quoted, table.key))
+        head = f"DELETE FROM {table_name(table)} WHERE {quoted(table.rules.soft_delete)}"
+        for part in _together(
+            "(" + ",".join([makers[name](row[name]) for name in table.key]) + ")" for row in rows
+        ):
+            listed = ",".join(part)
+            yield RowStatement(table, f"{head} IS NOT NULL AND ({names}) IN ({listed})")
 
     def _one(self, table: Table, head: str, where: Mapping[str, Any]) -> RowStatement:
         """The statement for one row with these values."""
@@ -307,12 +323,29 @@ class Statements:
             yield RowStatement(step.after, sql + makers[name](filled.value))
 
 
+def _together(parts: Iterable[str]) -> Iterator[list[str]]:
+    """As many as fit into a statement: a long one saves round trips, and the server refuses a very
+    long one.
+    """
+    some: list[str] = []
+    size = 0
+    for part in parts:
+        if some and size + len(part) > STATEMENT_BYTES:
+            yield some
+            some = []
+            size = 0
+        some.append(part)
+        size += len(part)
+    if some:
+        yield some
+
+
 def primary_key(table: Table) -> tuple[str, ...]:
     """The columns of a primary key in the target; none where two rows may share a key for a moment.
 
     A deferrable key can't be the replica identity, which is the whole row then.
     """
-    known = {column.name for column in table.columns}
+    known = {column.name for column in table.source_columns}
     key = table.primary_key
     if key and key == table.identity and len(key) < len(known) and set(key) <= known:
         return key

@@ -12,6 +12,7 @@ import json
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from headrace import log as logs
 from headrace.consumer import Event, Watermark
@@ -22,6 +23,7 @@ from headrace.mirror.plan import coalesced
 from headrace.mirror.rules import NO_RULES, CopyRules, Place
 from headrace.mirror.table import Column, Marks, Phase, Table, TableState, decode_mark, encode_mark
 from headrace.mirror.target import (
+    CarryOver,
     CreateTable,
     DeleteRow,
     DropTable,
@@ -322,10 +324,17 @@ class Book:
         )
         log.info("bootstrap_done", table=state.token, rows=run.row_count, snapshot=run.snapshot_id)
         before = state.live
-        if before is None or before.place == run.staged.place:
-            return [SwapTables(run.staged, replaces=before is not None)]
+        if before is None:
+            return [SwapTables(run.staged, replaces=False)]
+        steps: list[Step] = []
+        if before.rules.soft_delete and before.rules.soft_delete == run.staged.rules.soft_delete:
+            # Their deletion was never an event here, so its own time is unknown.
+            now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+            steps.append(CarryOver(run.staged, before, now))
+        if before.place == run.staged.place:
+            return [*steps, SwapTables(run.staged)]
         # Its name in the target is another one now.
-        return [DropTable(before), SwapTables(run.staged, replaces=False)]
+        return [*steps, DropTable(before), SwapTables(run.staged, replaces=False)]
 
     def token_at(self, place: Place | None) -> str:
         """The token of the table that readers see there; empty if there is none."""

@@ -10,12 +10,14 @@ from headrace.consumer import Event
 from headrace.contract import exact
 from headrace.contract.exact import ExactText
 from headrace.mirror.rules import RuleError
+from headrace.mirror.soft_deletes import softly
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import (
     AlterTable,
     DeleteRow,
     Filled,
     InsertRows,
+    RemoveMarked,
     Step,
     TruncateTable,
     UpdateRow,
@@ -159,11 +161,20 @@ def _brings_in(table: Table, wanted: Table, changes: Iterable[Mapping[str, Any]]
     )
 
 
-def row_steps(event: Event, table: Table) -> Step | Resync:
-    """The step of a change; Bootstrap if the table lacks one of its columns."""
+def row_steps(event: Event, table: Table) -> list[Step] | Resync:
+    """The steps of a change; Resync if the table lacks one of its columns."""
+    step = _row_step(event, table)
+    if isinstance(step, Resync):
+        return step
+    if table.rules.soft_delete:
+        return softly(step, event)
+    return [step]
+
+
+def _row_step(event: Event, table: Table) -> Step | Resync:
     if event.operation == "TRUNCATE":
         return TruncateTable(table)
-    known = {column.name for column in table.columns}
+    known = {column.name for column in table.source_columns}
     row = _kept(table, exact.row(event.payload))
     before = exact.old_row(event.payload)
     old = None if before is None else _kept(table, before)
@@ -205,7 +216,9 @@ def _identified(
 
 
 def coalesced(steps: Iterable[Step]) -> list[Step]:
-    """The same steps, with consecutive inserts merged."""
+    """The same steps, with consecutive inserts merged, and the removals of marked rows before
+    them.
+    """
     merged: list[Step] = []
     rows: list[Mapping[str, Any]] = []
     for step in steps:
@@ -217,6 +230,15 @@ def coalesced(steps: Iterable[Step]) -> list[Step]:
             and last.table == step.table
         ):
             rows.extend(step.rows)
+        elif (
+            isinstance(step, RemoveMarked)
+            and isinstance(last, InsertRows)
+            and len(merged) > 1
+            and isinstance(merged[-2], RemoveMarked)
+            and merged[-2].table == last.table == step.table
+        ):
+            # No inserted row is marked, so it may as well come before the inserts.
+            merged[-2] = RemoveMarked(step.table, [*merged[-2].rows, *step.rows])
         elif isinstance(step, InsertRows):
             rows = list(step.rows)
             merged.append(InsertRows(step.table, rows))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +18,23 @@ from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.mirror import target
-from headrace.mirror.mirror_state import STALE
 from headrace.mirror.postgres_additions import Additions, additions
+from headrace.mirror.postgres_statements import (
+    MARKED,
+    SCHEMA,
+    check_names,
+    placeholder,
+    row_test,
+    safe,
+    safe_table,
+    table_name,
+    texts,
+)
 from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.postgres_wait_for import ensure_wait_for
 from headrace.mirror.table import Column, Table
 from headrace.postgres.quoting import escape_literal, quote_name, quote_table
 
-SCHEMA = "headrace_mirror"
 # The mark that identifies the writer: each transaction locks it.
 WRITER = "writer"
 # How long to wait for another writer's transaction, which may be committing, before reporting it.
@@ -39,18 +48,8 @@ _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\
 _AWAY = frozenset({"08", "57", "53", "40"})
 # A lock held longer than the role's lock_timeout, or a table in use.
 _BUSY = frozenset({"55P03", "55006"})
-# A name's length in PostgreSQL, unless somebody built it otherwise.
-NAME_BYTES = 63
 INDEX_KINDS = ("key", "identity")
 _Statement = tuple[Table, str, list[str | None]]
-
-
-def table_name(table: Table) -> str:
-    if table.staging:
-        # A name may have 63 bytes already, so nothing fits in front of it.
-        digest = hashlib.sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:24]
-        return f"{SCHEMA}.new_{digest}"
-    return quote_table(*table.place)
 
 
 class PostgresTarget:
@@ -246,20 +245,20 @@ class _Writer:
         match step:
             case target.UpdateRow(table, where, data):
                 if data:
-                    sets = ", ".join(f"{_safe(name)} = {_mark(table, name)}" for name in data)
+                    sets = ", ".join(f"{safe(name)} = {placeholder(table, name)}" for name in data)
                     await self._one(
                         table,
-                        f"UPDATE {_safe_table(table)} SET {sets}",
-                        _texts(table, data),
+                        f"UPDATE {safe_table(table)} SET {sets}",
+                        texts(table, data),
                         where,
                     )
             case target.DeleteRow(table, where):
-                await self._one(table, f"DELETE FROM {_safe_table(table)}", [], where)
+                await self._one(table, f"DELETE FROM {safe_table(table)}", [], where)
             case target.InsertRows(table, rows):
                 # COPY can't be part of a pipeline; the changes before it must be applied first.
                 await self.flush()
                 await self._insert(table, rows)
-            case target.TruncateTable(table):
+            case target.TruncateTable(table, None):
                 # PostgreSQL's TRUNCATE shows in readers' older snapshots, and locks them out.
                 await self._run(f"DELETE FROM {table_name(table)}")
             case target.CreateTable(table, replaces):
@@ -270,6 +269,10 @@ class _Writer:
                 await self._alter(step)
             case target.SwapTables(table, replaces):
                 await self._swap(table, replaces=replaces)
+            case _:
+                await self.flush()
+                for sql, given in MARKED.statements(step):
+                    await self._connection.execute(sql.encode(), given)
 
     async def flush(self) -> None:
         waiting = self._waiting
@@ -291,7 +294,7 @@ class _Writer:
         self, table: Table, head: str, values: list[str | None], where: Mapping[str, Any]
     ) -> None:
         """The statement for one row with these values."""
-        found, given = _found(table, where)
+        found, given = row_test(table, where)
         self._waiting.append((table, f"{head} WHERE {found}", [*values, *given]))
         if len(self._waiting) >= PIPELINED_MAX:
             await self.flush()
@@ -314,7 +317,7 @@ class _Writer:
                 raise target.RowMissingError(table, target.NOT_INSERTED)
 
     async def _create(self, table: Table, *, replaces: bool) -> None:
-        _check_names(table)
+        check_names(table)
         if not replaces:
             await self._check_free(table)
         await self.do(target.DropTable(table))
@@ -402,74 +405,9 @@ class _Writer:
         await self._run(f"ALTER TABLE {table} ALTER COLUMN {column} DROP DEFAULT")
 
 
-def _check_names(table: Table) -> None:
-    """Raise if the server could not have the table under its name."""
-    schema, name = table.place
-    if schema == SCHEMA and table != STALE:
-        raise target.TargetError(
-            f"{SCHEMA}.{name}: the schema {SCHEMA} is reserved for the mirror's state",
-            remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
-        )
-    for part in (schema, name):
-        # The server would cut it off, and two tables could get the same name.
-        if len(part.encode()) > NAME_BYTES:
-            raise target.TargetError(
-                f"{schema}.{name} has a name of more than {NAME_BYTES} bytes",
-                remedy="Shorten `destination`, or leave the table out of `tables`.",
-            )
-
-
-def _safe(name: str) -> str:
-    """For a statement with placeholders, where % has a meaning."""
-    return quote_name(name).replace("%", "%%")
-
-
-def _safe_table(table: Table) -> str:
-    return table_name(table).replace("%", "%%")
-
-
-def _mark(table: Table, name: str) -> str:
-    return f"%s::{type_in(table.type_of(name))}"
-
-
-def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None]]:
-    """The condition that only the row with these values fulfills, and its parameters."""
-    named, rest = target.split(table, where)
-    # Without a usable key the row is found by all its values, and LIMIT 1 chooses one of several
-    # equal rows: the source has changed exactly one of them, and they can't be distinguished.
-    if named is where or None in named.values():
-        found = f"SELECT ctid FROM {_safe_table(table)} WHERE {_same_text(table, where)} LIMIT 1"
-        return f"ctid = ({found})", _texts(table, where)
-    by_key = " AND ".join(f"{_safe(name)} = {_mark(table, name)}" for name in named)
-    if target.finds_one(table, where, named, rest):
-        return by_key, _texts(table, named)
-    if not rest:
-        found = f"SELECT ctid FROM {_safe_table(table)} WHERE {by_key} LIMIT 1"
-        return f"ctid = ({found})", _texts(table, named)
-    # By its key if that identifies one row; a deferrable key may belong to several rows within a
-    # transaction.
-    whole = f"(array_agg(ctid) FILTER (WHERE {_same_text(table, rest)}))[1]"
-    what = f"CASE WHEN count(*) = 1 THEN (array_agg(ctid))[1] ELSE {whole} END"
-    found = f"SELECT {what} FROM {_safe_table(table)} WHERE {by_key}"
-    return f"ctid = ({found})", [*_texts(table, rest), *_texts(table, named)]
-
-
-def _same_text(table: Table, names: Iterable[str]) -> str:
-    return " AND ".join(
-        f"{_safe(name)}::text IS NOT DISTINCT FROM ({_mark(table, name)})::text" for name in names
-    )
-
-
 def _index_name(table: Table, number: int) -> str:
     place = f"{table.schema}\0{table.name}\0{table.staging}"
     return f"headrace_{INDEX_KINDS[number]}_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
-
-
-def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:
-    return [
-        None if value is None else text_of(table.type_of(name))(value)
-        for name, value in values.items()
-    ]
 
 
 @dataclass(eq=False)

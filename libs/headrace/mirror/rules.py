@@ -39,6 +39,15 @@ class TableRules:
     place: Place | None = None
     # The columns that it has, if the source has them; None: all.
     columns: tuple[str, ...] | None = None
+    # The column with the time at which a row was deleted; empty: deleted rows are removed.
+    soft_delete: str = ""
+
+    @property
+    def added(self) -> tuple[tuple[str, str], ...]:
+        """The columns that the source's table does not have, with their types."""
+        if self.soft_delete:
+            return ((self.soft_delete, "timestamp with time zone"),)
+        return ()
 
     def keeps(self, column: str) -> bool:
         """Whether the copy has this column of the source."""
@@ -115,6 +124,7 @@ class CopyRules:
     destination: str = DEFAULT_DESTINATION
     # The columns of tables, by pattern; the first pattern that fits applies.
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    soft_delete: str = ""
     _template: NameTemplate = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -129,6 +139,7 @@ class CopyRules:
         return TableRules(
             place=None if place == (schema, table) else place,
             columns=next(kept, None),
+            soft_delete=self.soft_delete,
         )
 
 
@@ -142,5 +153,6 @@ def name_in(scheme: str, place: Place) -> str:
     if scheme in {"sqlite", "mariadb", "mysql"}:
         shown = shown.removeprefix(f"{_PUBLIC}.")
     if scheme in {"sqlite", "duckdb"}:
+        # They ignore the case of names.
         return shown.lower()
     return shown

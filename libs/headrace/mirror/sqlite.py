@@ -19,6 +19,7 @@ from typing import Any
 
 from headrace.contract.exact import ExactText
 from headrace.mirror import target
+from headrace.mirror.marked_rows import MarkedSql
 from headrace.mirror.mirror_state import tables_of
 from headrace.mirror.rules import Place
 from headrace.mirror.table import Column, Phase, Table
@@ -207,7 +208,7 @@ class _Writer:
                     )
             case target.DeleteRow(table, where):
                 self._one(table, f"DELETE FROM {table_name(table)}", [], where)
-            case target.TruncateTable(table):
+            case target.TruncateTable(table, None):
                 self._run(f"DELETE FROM {table_name(table)}")
             case target.CreateTable(table, replaces):
                 self._create(table, replaces=replaces)
@@ -217,6 +218,9 @@ class _Writer:
                 self._alter(step)
             case target.SwapTables(table, replaces):
                 self._swap(table, replaces=replaces)
+            case _:
+                for sql, given in _MARKED.statements(step):
+                    self._run(sql, given)
 
     def _create(self, table: Table, *, replaces: bool) -> None:
         self._check_name(table)
@@ -380,6 +384,16 @@ def stored(data_type: str) -> Callable[[Any], Any]:
     if data_type.endswith("[]"):
         return _any
     return _STORED.get(kind_of(data_type), _same)
+
+
+_MARKED = MarkedSql(
+    table_name,
+    placeholder=lambda _table, _name: "?",
+    stored=lambda table, name, value: stored(table.type_of(name))(value),
+    converted=lambda _step, name: f"old.{quote_name(name)}",
+    # SQLite has no list of rows otherwise.
+    rows_word="VALUES ",
+)
 
 
 class SqliteReading:

@@ -78,8 +78,19 @@ class Table:
         """The copy of this table of the source by these rules; raises `RuleError` if there is
         none.
         """
-        if rules.columns is None:
-            return replace(self, rules=rules)
+        made = self if rules.columns is None else self._cut(rules)
+        # As the targets that ignore case compare names.
+        for name, _ in rules.added:
+            if name.lower() in {column.name.lower() for column in made.columns}:
+                raise RuleError(
+                    f"{self.schema}.{self.name} has a column {name} at the source, too",
+                    remedy="Name another column in the sink's settings, or leave the source's out.",
+                )
+        added = tuple(Column(*one) for one in rules.added)
+        return replace(made, columns=(*made.columns, *added), rules=rules)
+
+    def _cut(self, rules: TableRules) -> Table:
+        """Only with the columns that the rules name."""
         every = {column.name for column in self.columns}
         # A whole row identifies itself, as far as it is copied.
         by_row = every == set(self.identity)
@@ -93,14 +104,22 @@ class Table:
                 remedy="Name all columns of the table's key and replica identity in `columns`.",
             )
         identity = tuple(c.name for c in columns) if by_row else self.identity
-        return replace(self, columns=columns, identity=identity, rules=rules)
+        return replace(self, columns=columns, identity=identity)
+
+    @property
+    def source_columns(self) -> tuple[Column, ...]:
+        """Those that the source's table has, too."""
+        if not self.rules.added:
+            return self.columns
+        added = {name for name, _ in self.rules.added}
+        return tuple(column for column in self.columns if column.name not in added)
 
     @property
     def key(self) -> tuple[str, ...]:
         """The columns that find a row and are worth an index; empty if only the whole row does."""
         if self.primary_key and set(self.primary_key) <= {column.name for column in self.columns}:
             return self.primary_key
-        if len(self.identity) < len(self.columns):
+        if len(self.identity) < len(self.source_columns):
             return self.identity
         return ()
 
@@ -109,7 +128,7 @@ class Table:
         """The columns that identify rows in changes and are worth an index: the key, and a
         different replica identity.
         """
-        if 0 < len(self.identity) < len(self.columns):
+        if 0 < len(self.identity) < len(self.source_columns):
             by_index = self.identity
         else:
             by_index = ()

@@ -179,9 +179,37 @@ class DeleteRow:
 
 @dataclass(frozen=True, slots=True)
 class TruncateTable:
-    """Delete all rows."""
+    """Delete all rows; if `at` is a time, mark those that are not marked as deleted."""
 
     table: Table
+    at: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveMarked:
+    """Remove the rows that are marked as deleted and have the key of one of these rows."""
+
+    table: Table
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CarryOver:
+    """Copy to a staging table what only `before`, the table that it replaces, has: rows without one
+    of their key in the copy. Those that are not marked as deleted get the mark `at`.
+
+    Without a key, only marked rows.
+    """
+
+    table: Table
+    before: Table
+    at: str
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns that both have, as the staging table has them."""
+        there = {column.name for column in self.before.columns}
+        return [column for column in self.table.columns if column.name in there]
 
 
 # One change of a target.
@@ -194,6 +222,8 @@ Step = (
     | UpdateRow
     | DeleteRow
     | TruncateTable
+    | RemoveMarked
+    | CarryOver
 )
 
 
@@ -203,8 +233,10 @@ def split(table: Table, where: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
     """
     for names in table.finders:
         if set(names) <= where.keys():
-            rest = {name: value for name, value in where.items() if name not in names}
-            return {name: where[name] for name in names}, rest
+            # A marked row is never the one that a change is about.
+            found = [*names, *(name for name in where if name == table.rules.soft_delete)]
+            rest = {name: value for name, value in where.items() if name not in found}
+            return {name: where[name] for name in found}, rest
     return where, {}
 
 

@@ -21,6 +21,7 @@ from headrace.sinks.conditions import RowTest
 from headrace.sinks.configuration_keys import (
     DATABASE_KEYS,
     KEYS,
+    TABLE_KEYS,
     Initial,
     OnError,
     SinkOperation,
@@ -59,6 +60,7 @@ class SinkConfiguration:
     function: str = ""
     pace: Pace = field(default_factory=Pace)
     options: Mapping[str, Any] = field(default_factory=dict)
+    soft_delete: str = ""
 
     def takes(self, schema: str, table: str) -> bool:
         """Whether the sink wants this table."""
@@ -74,7 +76,7 @@ class SinkConfiguration:
     @property
     def rules(self) -> CopyRules:
         """The rules of tables in a database; raises for a template that only records have."""
-        return CopyRules(self.destination, self.columns)
+        return CopyRules(self.destination, self.columns, self.soft_delete)
 
     def secrets(self, environ: Mapping[str, str]) -> dict[str, Any]:
         """The options, with references replaced by what they refer to."""
@@ -191,6 +193,8 @@ class _Reader:
             # The only ones that a copy can have, so that `plan` shows what happens.
             values["snapshot"] = Initial.INITIAL
             values["on_error"] = OnError.PARK
+        else:
+            self._check_records(at, name, table, environ)
         values["pace"] = self._pace(at, values)
         for option, value in values.get("options", {}).items():
             if _SECRET.search(option) and not _is_reference(value):
@@ -200,6 +204,14 @@ class _Reader:
                     "Write `env:NAME` for a variable, or `file:PATH` for a file.",
                 )
         return SinkConfiguration(**values)
+
+    def _check_records(
+        self, at: KeyPath, name: str, table: Mapping[str, Any], environ: Mapping[str, str]
+    ) -> None:
+        """Records are not rows of a table; an unknown address may be a database's."""
+        for key in TABLE_KEYS:
+            if key in table and known_address(table["to"], environ):
+                self.refuse((*at, key), f"applies to databases only, and {name!r} writes records")
 
     def _check_database(self, at: KeyPath, name: str, table: Mapping[str, Any]) -> None:
         """A copy of whole tables has no records to choose or to format."""

@@ -15,6 +15,7 @@ from headrace.sinks.templates import template
 from headrace.spark.request import parse_conditions
 
 _EVERY = "*.*"
+_NAME_BYTES = 63
 
 
 class BadValueError(ValueError):
@@ -141,6 +142,13 @@ def _batch(value: object) -> dict[str, float]:
     return value
 
 
+def _column(value: object) -> str:
+    text = _text(value)
+    if len(text.encode()) > _NAME_BYTES:
+        raise BadValueError(f"is longer than the {_NAME_BYTES} bytes of a column's name")
+    return text
+
+
 def _options(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadValueError("is not a table")
@@ -165,15 +173,11 @@ KEYS: dict[str, tuple[str, Callable[[object], Any]]] = {
     "on_error": ("on_error", _choice(OnError)),
     "function": ("function", _function),
     "options": ("options", _options),
+    "soft_delete": ("soft_delete", _column),
 }
-# Those of a sink whose target is a database.
+# Those of a sink whose target is a database; the last ones are of no other sink.
+TABLE_KEYS = ("soft_delete",)
 DATABASE_KEYS = (
-    "name",
-    "to",
-    "tables",
-    "columns",
-    "destination",
-    "snapshot",
-    "on_error",
-    "options",
+    *("name", "to", "tables", "columns", "destination", "snapshot", "on_error", "options"),
+    *TABLE_KEYS,
 )

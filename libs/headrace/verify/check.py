@@ -36,6 +36,7 @@ from headrace.verify.at_lsn import MirrorProgress, Stream, awaits, place_of, sta
 from headrace.verify.comparison import ComparedTable, HashedHere, HashedThere, compared
 from headrace.verify.digest import RANGES, Difference
 from headrace.verify.forms import in_postgres, in_sqlite
+from headrace.verify.marked import count_marked, unmarked, unmarked_in_sql
 from headrace.verify.repair import MovedError, repair
 from headrace.verify.sql_rows import SqlRows, settle
 from headrace.verify.types import SqlType, types_of
@@ -105,6 +106,8 @@ class Verdict:
     key: tuple[str, ...] = ()
     # The number of rows that a repair wrote before this comparison.
     repaired: int = 0
+    # The number of rows in the mirror that are marked as deleted, and not compared.
+    marked: int = 0
 
     @property
     def equal(self) -> bool:
@@ -293,7 +296,7 @@ class Verifier:
         state = state_of(reading.marks, token)
         assert state is not None
         assert state.live is not None
-        ours = {c.name for c in state.live.columns}
+        ours = {c.name for c in state.live.source_columns}
         theirs = {c.name for c in held.columns if state.live.rules.keeps(c.name)}
         if ours != theirs:
             lacks = ", ".join(sorted(theirs - ours)) or "none"
@@ -303,7 +306,7 @@ class Verifier:
                 held.lsn,
                 why=f"columns missing in the mirror: {lacks}; columns only in the mirror: {has}",
             )
-        names = [column.name for column in state.live.columns]
+        names = [column.name for column in state.live.source_columns]
         key = state.live.key
         async with source.in_snapshot(self.settings, held) as connection:
             types = await types_of(connection, quote_table(state.schema, state.name))
@@ -313,7 +316,11 @@ class Verifier:
             table = SqlRows(connection, relations, names, self._source_error, key, where)
             sides = await self._sides(table, reading, state.live, types)
             outcome = await compared(*sides, names, key)
-        verdict = Verdict(token, held.lsn, outcome.rows, outcome.ranges, outcome.found, key=key)
+        marked = await count_marked(reading, state.live)
+        found = outcome.found
+        verdict = Verdict(
+            token, held.lsn, outcome.rows, outcome.ranges, found, key=key, marked=marked
+        )
         if self._before_repair is not None and outcome.found:
             if not isinstance(sides[0], HashedThere):
                 raise RepairRefusedError(
@@ -335,10 +342,12 @@ class Verifier:
         lists = self.settings.format.arrays == "list"
         if isinstance(reading, PostgresReading):
             await settle(reading.connection)
+            relation = reading.relation(live)
+            where = unmarked_in_sql(live)
             mirror = SqlRows(
-                reading.connection, [reading.relation(live)], table.names, error_of, table.key
+                reading.connection, [relation], table.names, error_of, table.key, where
             )
-            there = await types_of(reading.connection, reading.relation(live))
+            there = await types_of(reading.connection, relation)
             forms = [
                 in_postgres(types[name], there[name].name, lists=lists) for name in table.names
             ]
@@ -350,7 +359,7 @@ class Verifier:
         pairs = [in_sqlite(types[name], lists=lists) for name in table.names]
         return (
             HashedHere(table.rows, [pair[0] for pair in pairs]),
-            HashedHere(lambda: reading.rows(live, live.columns), [pair[1] for pair in pairs]),
+            HashedHere(lambda: unmarked(reading, live), [pair[1] for pair in pairs]),
         )
 
 

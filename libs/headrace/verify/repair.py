@@ -15,7 +15,8 @@ import psycopg
 
 from headrace.errors import HeadraceError
 from headrace.mirror.mirror_state import LANE, SEEN, TABLE
-from headrace.mirror.postgres import SCHEMA, TAKE_OVER_S, WRITER, error_of, table_name
+from headrace.mirror.postgres import TAKE_OVER_S, WRITER, error_of
+from headrace.mirror.postgres_statements import SCHEMA, table_name
 from headrace.mirror.table import Table
 from headrace.postgres.quoting import quote_name
 from headrace.verify.comparison import Comparison
@@ -87,11 +88,14 @@ class _Writer:
     ) -> None:
         self._connection = connection
         self._table = table
-        self._names = [column.name for column in table.columns]
+        self._names = [column.name for column in table.source_columns]
         self._quoted = [quote_name(name).replace("%", "%%") for name in self._names]
         self._marks = ["%s::" + types[name].replace("%", "%%") for name in self._names]
         self._key = [self._names.index(name) for name in table.key]
         self._relation = table_name(table).replace("%", "%%")
+        # Marked rows were not compared.
+        self._marked = quote_name(table.rules.soft_delete).replace("%", "%%") + " IS "
+        self._has_marks = bool(table.rules.soft_delete)
 
     async def write(self, found: Comparison) -> int:
         """Change rows with the same key, delete and insert the others."""
@@ -116,8 +120,18 @@ class _Writer:
         listed = ", ".join(self._quoted)
         insert = f"INSERT INTO {self._relation} ({listed}) VALUES ({', '.join(self._marks)})"
         for row in wanted.values():
+            await self._remove_marked(row)
             await self._connection.execute(insert.encode(), row)
         return len(extra) + len(changed) + len(wanted)
+
+    async def _remove_marked(self, row: Row) -> None:
+        """A row that comes back takes the place of the marked one."""
+        if not self._has_marks or not self._key:
+            return
+        tests = [f"{self._quoted[place]} = {self._marks[place]}" for place in self._key]
+        found = " AND ".join([*tests, f"{self._marked}NOT NULL"])
+        sql = f"DELETE FROM {self._relation} WHERE {found}"
+        await self._connection.execute(sql.encode(), [row[place] for place in self._key])
 
     async def _one(self, head: str, values: Sequence[Any], row: Row) -> None:
         """The statement for one row that has these texts."""
@@ -130,6 +144,8 @@ class _Writer:
         # A record's text is written by its types' output functions, as the comparison read it.
         names, marks = ", ".join(self._quoted), ", ".join(self._marks)
         tests.append(f"ROW({names})::text = ROW({marks})::text")
+        if self._has_marks:
+            tests.append(f"{self._marked}NULL")
         found = f"SELECT ctid FROM {self._relation} WHERE {' AND '.join(tests)} LIMIT 1"
         cursor = await self._connection.execute(
             f"{head} WHERE ctid = ({found})".encode(), [*values, *given, *row]

@@ -262,3 +262,71 @@ async def test_what_a_rule_can_not_do_is_refused_by_name(
     assert reasons.pop(f"alone_{kind}") is None
     assert keyless in reasons.pop(f"keyless_{kind}")
     assert all(f"would both be all.same_{kind}" in reason for reason in reasons.values())
+
+
+# Rows that stay.
+
+POINTS = ("mirror.committed:3", "mirror.before_commit:3", "mirror.committed:4")
+# The source's own list of deleted rows.
+DELETED = """
+CREATE TABLE {0}_gone (id int PRIMARY KEY);
+CREATE FUNCTION {0}_keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF TG_OP = 'INSERT' THEN DELETE FROM {0}_gone WHERE id = NEW.id; RETURN NEW; END IF;
+    IF TG_OP = 'TRUNCATE' THEN INSERT INTO {0}_gone SELECT id FROM {0}; RETURN NULL; END IF;
+    INSERT INTO {0}_gone VALUES (OLD.id); RETURN OLD;
+END $$;
+CREATE TRIGGER one BEFORE INSERT OR DELETE ON {0} FOR EACH ROW EXECUTE FUNCTION {0}_keep();
+CREATE TRIGGER two BEFORE TRUNCATE ON {0} EXECUTE FUNCTION {0}_keep();
+"""
+
+
+# All targets do the same with hand-written events (test_soft_deletes.py).
+@pytest.mark.parametrize("copy", ["postgresql"], indirect=True)
+async def test_deleted_rows_stay_exactly_once_through_kills_and_a_new_copy(
+    world: World, copy: DatabaseCopy, tmp_path: Path
+) -> None:
+    table = f"soft_{copy.kind}"
+    await world.source.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int, secret text)")
+    await world.source.execute(DELETED.format(table))
+    await world.source.execute(f"INSERT INTO {table} SELECT g, g FROM generate_series(1, 35) g")
+    rules = ('destination = "soft.{table}"', 'columns = ["id", "n"]', 'soft_delete = "Gone At"')
+    clash = configured(tmp_path, "soft", copy, table, *rules[:1], 'soft_delete = "secret"')
+    await world.suite.logged("schema-publisher", table, UNTIL_S)
+    done = await sinks(world, clash, "plan")
+    assert f"public.{table} has a column secret at the source" in done.err
+    config = configured(tmp_path, "soft", copy, table, *rules)
+    there, mark = named(copy, "soft", table), quoted(copy, "Gone At")
+    rows = (f"SELECT id, n FROM {table}", f"SELECT id, n FROM {there} WHERE {mark} IS NULL")
+    gone = (f"SELECT id FROM {table}_gone", f"SELECT id FROM {there} WHERE {mark} IS NOT NULL")
+    async with sink_process(world.environment, config, "soft") as process:
+        await equals(world, copy, rows)
+        assert await process.stop() == 0
+    for number, point in enumerate(POINTS):
+        async with sink_process(world.environment, config, "soft", HEADRACE_FAILPOINT=point) as one:
+            # Changes for as many commits as it takes.
+            while one.running:
+                await world.source.execute(
+                    f"DELETE FROM {table} WHERE id % 5 = {number};"
+                    f"UPDATE {table} SET n = n + 1, id = id + 100 WHERE id = 10 + {number};"
+                    f"DELETE FROM {table} WHERE id > 100;"
+                    f"INSERT INTO {table} SELECT g, -g FROM generate_series(1, 12) g "
+                    "ON CONFLICT DO NOTHING"
+                )
+                await asyncio.sleep(0.3)
+            assert await one.exit_code() < 0, one.output[-3000:]
+    async with sink_process(world.environment, config, "soft") as process:
+        await equals(world, copy, rows)
+        await equals(world, copy, gone)
+        # Copied again while rows are deleted.
+        await world.source.execute(f"ALTER TABLE {table} ALTER n TYPE bigint USING n * 10")
+        await world.source.execute(f"DELETE FROM {table} WHERE id = 20")
+        await equals(world, copy, rows)
+        await equals(world, copy, gone)
+        await world.source.execute(f"TRUNCATE {table}; INSERT INTO {table} VALUES (3, 3)")
+        await equals(world, copy, rows)
+        await equals(world, copy, gone)
+        (verdict,) = await verified(world, copy)
+        count = len(await source(world, gone[0]))
+        assert (verdict["equal"], verdict["rows"], verdict["marked"]) == (True, 1, count)
+        assert "row_missing" not in process.output
+        assert await process.stop() == 0

@@ -39,6 +39,7 @@ from headrace.mirror import (
 )
 from headrace.mirror.mirror_state import STALE
 from headrace.mirror.postgres import PostgresTarget
+from headrace.mirror.postgres_statements import table_name
 from headrace.mirror.table import TableState
 from headrace.mirror.target import ReadableTarget, TakenOverError, TargetAwayError, target_of
 from headrace.postgres import catalog, catalog_queries
@@ -297,7 +298,7 @@ async def test_rows_that_a_trigger_of_the_target_keeps_out_are_missed(place: str
                 "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
             )
             await server.execute(
-                f"CREATE TRIGGER t BEFORE INSERT ON {postgres.table_name(USERS)}"
+                f"CREATE TRIGGER t BEFORE INSERT ON {table_name(USERS)}"
                 " FOR EACH ROW WHEN (NEW.id = 3) EXECUTE FUNCTION f()"
             )
     await target.write([InsertRows(USERS, [{"id": 2}])])

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.mirror import postgres
 from headrace.mirror.postgres import PostgresReading, PostgresTarget
+from headrace.mirror.postgres_statements import table_name
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import (
     AlterTable,
@@ -57,10 +58,10 @@ class Watched:
         return await (await self.sees.execute(query.encode(), values or None)).fetchall()
 
     async def indexes(self, table: Table) -> list[list[str]]:
-        return [row[0] for row in await self.sql(INDEXES, postgres.table_name(table))]
+        return [row[0] for row in await self.sql(INDEXES, table_name(table))]
 
     async def rows(self, table: Table) -> list[tuple[Any, ...]]:
-        return await self.sql(f"SELECT * FROM {postgres.table_name(table)} ORDER BY 1, 2")
+        return await self.sql(f"SELECT * FROM {table_name(table)} ORDER BY 1, 2")
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ async def test_a_table_gets_exactly_the_columns_and_types_of_its_new_shape(
         InsertRows(before, [{"id": 1, "name": "x", "gone": "y", "n": "7"}]),
         AlterTable(before, after, filled={"new": Filled(True, "t")}),
     )
-    assert await watched.sql(COLUMNS, postgres.table_name(after)) == [
+    assert await watched.sql(COLUMNS, table_name(after)) == [
         (column.name, column.data_type, False) for column in shape
     ]
     assert await watched.rows(after) == [(1, "x", 7, True)]
@@ -137,7 +138,7 @@ async def test_a_table_that_no_mirror_created_is_left_alone(
     watched: Watched, *, staging: bool
 ) -> None:
     staged = replace(TABLE, staging=True)
-    name = postgres.table_name(TABLE)
+    name = table_name(TABLE)
     if staging:
         await watched.commit(CreateTable(staged))
     await watched.sees.execute(b"CREATE SCHEMA IF NOT EXISTS app")
@@ -161,7 +162,7 @@ async def test_a_reading_keeps_its_table_and_writes_nothing(watched: Watched) ->
     """A TRUNCATE in the meantime would be visible in its snapshot."""
     await watched.commit(CreateTable(TABLE), InsertRows(TABLE, rows("a")))
     await watched.sees.execute(b"SET lock_timeout = '50ms'")
-    truncate = f"TRUNCATE {postgres.table_name(TABLE)}".encode()
+    truncate = f"TRUNCATE {table_name(TABLE)}".encode()
     async with watched.target.reading(TABLE) as reading:
         assert isinstance(reading, PostgresReading)
         with pytest.raises(psycopg.errors.LockNotAvailable):

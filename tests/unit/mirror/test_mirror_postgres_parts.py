@@ -10,7 +10,8 @@ import pytest
 
 from headrace.contract.exact import ExactText
 from headrace.contract.subjects_and_ids import split_table_token, table_token
-from headrace.mirror.postgres import PostgresTarget, error_of, table_name
+from headrace.mirror.postgres import PostgresTarget, error_of
+from headrace.mirror.postgres_statements import table_name
 from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import TargetAwayError

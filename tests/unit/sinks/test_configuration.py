@@ -153,6 +153,18 @@ def test_a_missing_file_says_how_to_name_one(tmp_path: Path) -> None:
         load_sinks(tmp_path / "headrace.toml", {})
 
 
+def test_keys_of_tables_are_for_databases_and_name_a_column() -> None:
+    head = '[[sink]]\nname = "a"\nto = "{}"\n'
+    found = one(head.format("sqlite:///x") + 'soft_delete = "gone"\ndestination = "x.{table}"')
+    assert found.rules.of("app", "t").place == ("x", "t")
+    assert found.rules.of("app", "t").soft_delete == "gone"
+    for text in ('soft_delete = ""', f'soft_delete = "{"ü" * 32}"', "soft_delete = true"):
+        with pytest.raises(ConfigurationError, match=r"headrace\.toml:4: sink\.soft_delete"):
+            one(head.format("sqlite:///x") + text)
+    with pytest.raises(ConfigurationError, match=r"headrace\.toml:4: sink\.soft_delete applies to"):
+        one(head.format("file:///x") + 'soft_delete = "gone"')
+
+
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/headrace.schema.json").read_text())
 
 

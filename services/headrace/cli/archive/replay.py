@@ -154,10 +154,10 @@ class _Player:
         assert event.table is not None, "messages are left out"
         table = self._table(event.table, event)
         change = next(iter(of_message(event.payload, event.subject, 0)))
-        step = row_steps(change, table)
-        if isinstance(step, Resync):
-            raise ReplayError(f"{table.schema}.{table.name} at {event.position}: {step.why}")
-        self.steps.append(step)
+        steps = row_steps(change, table)
+        if isinstance(steps, Resync):
+            raise ReplayError(f"{table.schema}.{table.name} at {event.position}: {steps.why}")
+        self.steps += steps
         self._count += 1
         self._source = event.info.source
         self._last = event.position

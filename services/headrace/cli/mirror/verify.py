@@ -190,6 +190,7 @@ def body_of(verdict: Verdict) -> dict[str, object]:
         "differences": len(verdict.found),
         "reason": verdict.why or None,
         "repaired": verdict.repaired,
+        "marked": verdict.marked,
         "found": rows,
     }
 
@@ -197,6 +198,8 @@ def body_of(verdict: Verdict) -> dict[str, object]:
 def text_of(verdict: Verdict) -> Text:
     """A verdict for people."""
     place = f"{verdict.rows:,} rows at {format_lsn(verdict.lsn)}"
+    if verdict.marked:
+        place += f", {verdict.marked:,} marked as deleted"
     if verdict.equal:
         repaired = f", {verdict.repaired:,} repaired" if verdict.repaired else ""
         return Text.assemble(("= ", "green"), (verdict.token, "bold"), f"  {place}{repaired}")
