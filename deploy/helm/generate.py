@@ -26,6 +26,8 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "postgres.sslmode": {
         "enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
     },
+    "postgres.authentication": {"enum": ["password", "certificate"]},
+    "nats.authentication": {"enum": ["password", "credentials", "nkey", "certificate"]},
     "postgres.port": {"minimum": 1, "maximum": 65535},
     "nats.url": {"pattern": r"^$|^((nats|tls|ws|wss)://[^,\s]+)(,(nats|tls|ws|wss)://[^,\s]+)*$"},
     "spark.remote": {"pattern": "^$|^sc://"},

@@ -41,9 +41,10 @@ def of_kind(values: Path, *kinds: str) -> Iterator[dict[str, Any]]:
 
 def pods(values: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Each container of each pod template: its manifest's name, the pod, the container."""
-    for manifest in of_kind(values, "Deployment", "StatefulSet", "Job", "CronJob"):
+    for manifest in of_kind(values, "Deployment", "StatefulSet", "Job", "CronJob", "Pod"):
         spec = manifest["spec"]
-        pod = spec.get("jobTemplate", {}).get("spec", spec)["template"]["spec"]
+        template = spec.get("jobTemplate", {}).get("spec", spec).get("template")
+        pod = template["spec"] if template else spec
         name = manifest["metadata"]["name"]
         yield name, pod, pod["containers"][0]
         for container in pod.get("initContainers", []):

@@ -44,6 +44,93 @@ capabilities: {drop: [ALL]}
   valueFrom: {secretKeyRef: {name: {{ .secret | quote }}, key: password}}
 {{- end }}
 
+{{/*
+How a container signs in: `postgres` is the role's part after `headrace_`, or `admin`; `nats` is the user's name in
+permissions.conf. `postgresSecret` and `natsSecret` name other secrets than those of the values.
+*/}}
+{{- define "headrace.postgresSecret" -}}
+{{- $values := .root.Values }}
+{{- .postgresSecret | default (ternary $values.setup.postgresSecret (index $values.postgres.secrets .postgres) (eq .postgres "admin")) }}
+{{- end }}
+
+{{- define "headrace.natsSecret" -}}
+{{- $values := .root.Values }}
+{{- .natsSecret | default (ternary $values.setup.natsSecret (index $values.nats.secrets .nats) (eq .nats "admin")) }}
+{{- end }}
+
+{{/* Whether a login's secret is existingSecret, in which every key names its user. */}}
+{{- define "headrace.postgresShared" -}}
+{{- if and .root.Values.existingSecret (not .postgresSecret) }}true{{ end }}
+{{- end }}
+
+{{- define "headrace.natsShared" -}}
+{{- if and .root.Values.existingSecret (not .natsSecret) }}true{{ end }}
+{{- end }}
+
+{{- define "headrace.postgresLogin" -}}
+{{- $values := .root.Values }}
+{{- $shared := include "headrace.postgresShared" . }}
+{{- $secret := ternary $values.existingSecret (include "headrace.postgresSecret" .) (ne $shared "") }}
+{{- $admin := eq .postgres "admin" }}
+{{- if $shared }}
+- {name: POSTGRES_BRIDGE_USER, value: {{ ternary $values.setup.postgresUser (printf "headrace_%s" .postgres) $admin | quote }}}
+{{- else }}
+- name: POSTGRES_BRIDGE_USER
+  valueFrom: {secretKeyRef: {name: {{ $secret | quote }}, key: username}}
+{{- end }}
+{{- if eq $values.postgres.authentication "certificate" }}
+- {name: PGSSLCERT, value: /etc/headrace/postgres-user/tls.crt}
+- {name: PGSSLKEY, value: /etc/headrace/postgres-user/tls.key}
+{{- else }}
+- name: POSTGRES_BRIDGE_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ $secret | quote }}, key: {{ ternary (ternary "POSTGRES_PASSWORD" (printf "PG_%s_PASSWORD" (upper .postgres)) $admin) "password" (ne $shared "") }}}}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.natsLogin" -}}
+{{- $values := .root.Values }}
+{{- $how := $values.nats.authentication }}
+{{- $shared := include "headrace.natsShared" . }}
+{{- $names := dict "wal-reader" "READER" "snapshot-responder" "SNAPSHOT" "schema-publisher" "SCHEMA" "audit-writer" "AUDIT" "lake-writer" "LAKE" "sql-server" "SQL" "wal-archiver" "BACKUP" }}
+{{- if eq $how "credentials" }}
+- {name: NATS_CREDS, value: /etc/headrace/nats-user/user.creds}
+{{- else if eq $how "nkey" }}
+- {name: NATS_NKEY_SEED, value: /etc/headrace/nats-user/user.nk}
+{{- else if eq $how "certificate" }}
+- {name: NATS_TLS_CERT, value: /etc/headrace/nats-user/tls.crt}
+- {name: NATS_TLS_KEY, value: /etc/headrace/nats-user/tls.key}
+{{- else if $shared }}
+- {name: NATS_BRIDGE_USER, value: {{ .nats | quote }}}
+- name: NATS_BRIDGE_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ $values.existingSecret | quote }}, key: NATS_{{ index $names .nats | default (upper .nats) }}_PASSWORD}}
+{{- else }}
+{{ include "headrace.secretPair" (dict "user" "NATS_BRIDGE_USER" "password" "NATS_BRIDGE_PASSWORD" "secret" (include "headrace.natsSecret" .)) }}
+{{- end }}
+{{- if and $values.nats.clientSecret (ne $how "certificate") }}
+- {name: NATS_TLS_CERT, value: /etc/headrace/nats-client/tls.crt}
+- {name: NATS_TLS_KEY, value: /etc/headrace/nats-client/tls.key}
+{{- end }}
+{{- end }}
+
+{{/* A token from its secret, or from existingSecret, which need not have it unless it is `required`. */}}
+{{- define "headrace.token" -}}
+{{- $existing := .root.Values.existingSecret }}
+{{- if .secret -}}
+- name: {{ .name }}
+  valueFrom: {secretKeyRef: {name: {{ .secret | quote }}, key: token}}
+{{- else if $existing -}}
+- name: {{ .name }}
+  valueFrom: {secretKeyRef: {name: {{ $existing | quote }}, key: {{ .name }}, optional: {{ not .required }}}}
+{{- end }}
+{{- end }}
+
+{{/* Settings that can't be meant. */}}
+{{- define "headrace.checkLogins" -}}
+{{- $values := .Values }}
+{{- if and (eq $values.nats.authentication "certificate") $values.nats.clientSecret }}{{ fail "nats.clientSecret: with nats.authentication certificate, each user has its own certificate in nats.secrets" }}{{ end }}
+{{- if and (eq $values.postgres.authentication "certificate") (eq $values.postgres.sslmode "disable") }}{{ fail "postgres.authentication certificate needs TLS: set postgres.sslmode to verify-full" }}{{ end }}
+{{- end }}
+
 {{/* A process's environment: the suite's variables, then the chart's settings, then the slot's. */}}
 {{- define "headrace.environment" -}}
 {{- $values := .root.Values }}
@@ -60,10 +147,10 @@ capabilities: {drop: [ALL]}
 {{- if $values.nats.caSecret }}
 - {name: NATS_TLS_CA, value: /etc/headrace/nats/ca.crt}
 {{- end }}
-{{- with .postgresSecret }}
-{{ include "headrace.secretPair" (dict "user" "POSTGRES_BRIDGE_USER" "password" "POSTGRES_BRIDGE_PASSWORD" "secret" .) }}
+{{- if .postgres }}
+{{ include "headrace.postgresLogin" . | trim }}
 {{- end }}
-{{ include "headrace.secretPair" (dict "user" "NATS_BRIDGE_USER" "password" "NATS_BRIDGE_PASSWORD" "secret" .natsSecret) }}
+{{ include "headrace.natsLogin" . | trim }}
 - {name: HEADRACE_SLOT, value: {{ .slot.name | quote }}}
 - {name: HEADRACE_PUB, value: {{ .slot.publication | quote }}}
 - {name: HEADRACE_HTTP_HOST, value: 0.0.0.0}
@@ -71,9 +158,8 @@ capabilities: {drop: [ALL]}
 - {name: HEADRACE_ARCHIVE_URL, value: {{ include "headrace.archiveUrl" . | quote }}}
 - {name: HEADRACE_ARCHIVE_REQUIRED, value: {{ $values.archive.required | quote }}}
 {{- end }}
-{{- with $values.shutdownTokenSecret }}
-- name: HEADRACE_SHUTDOWN_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
+{{- with include "headrace.token" (dict "root" .root "name" "HEADRACE_SHUTDOWN_TOKEN" "secret" $values.shutdownTokenSecret) }}
+{{ . }}
 {{- end }}
 {{- $audit := dict }}
 {{- if $values.audit.enabled }}
@@ -100,10 +186,15 @@ capabilities: {drop: [ALL]}
 {{- if gt (len .root.Values.slots) 1 }}{{ $url = printf "%s/%s" $url .slot.name }}{{ end }}
 - {name: HEADRACE_LAKE_URL, value: {{ $url | quote }}}
 - name: HEADRACE_LAKE_CATALOG
+  {{- if and .root.Values.existingSecret (not .catalogSecret) }}
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.existingSecret | quote }}, key: HEADRACE_LAKE_CATALOG}}
+  {{- else }}
   valueFrom: {secretKeyRef: {name: {{ .catalogSecret | default $lake.catalogSecret | quote }}, key: url}}
-{{- if and (eq .component "lake-writer") $lake.tokenSecret }}
-- name: HEADRACE_LAKE_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ $lake.tokenSecret | quote }}, key: token}}
+  {{- end }}
+{{- if eq .component "lake-writer" }}
+{{- with include "headrace.token" (dict "root" .root "name" "HEADRACE_LAKE_TOKEN" "secret" $lake.tokenSecret) }}
+{{ . }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -189,14 +280,19 @@ name = {{ .name | quote }}
 {{- with $audit.database }}
 - {name: DEST_DB_NAME, value: {{ . | quote }}}
 {{- end }}
-{{- with .auditSecret }}
-{{ include "headrace.secretPair" (dict "user" "DEST_DB_USER" "password" "DEST_DB_PASSWORD" "secret" .) }}
+{{- if and (eq .component "audit-writer") .root.Values.existingSecret }}
+- {name: DEST_DB_USER, value: headrace_audit}
+- name: DEST_DB_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .root.Values.existingSecret | quote }}, key: PG_AUDIT_PASSWORD}}
+{{- else if .auditSecret }}
+{{ include "headrace.secretPair" (dict "user" "DEST_DB_USER" "password" "DEST_DB_PASSWORD" "secret" .auditSecret) }}
 {{- end }}
 - {name: HEADRACE_AUDIT_SCHEMA, value: {{ $audit.schema | quote }}}
 - {name: HEADRACE_AUDIT_TABLE, value: {{ include "headrace.auditTable" . | quote }}}
-{{- if and (eq .component "audit-writer") $audit.tokenSecret }}
-- name: HEADRACE_AUDIT_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ $audit.tokenSecret | quote }}, key: token}}
+{{- if eq .component "audit-writer" }}
+{{- with include "headrace.token" (dict "root" .root "name" "HEADRACE_AUDIT_TOKEN" "secret" $audit.tokenSecret) }}
+{{ . }}
+{{- end }}
 {{- end }}
 {{- range $name, $value := $audit.settings }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
@@ -207,9 +303,8 @@ name = {{ .name | quote }}
 {{- define "headrace.consoleEnvironment" -}}
 {{- $console := .root.Values.console }}
 - {name: HEADRACE_TELEMETRY_URL, value: "http://{{ include "headrace.suite" . }}-telemetry:9090"}
-{{- with $console.tokenSecret }}
-- name: HEADRACE_CONSOLE_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
+{{- with include "headrace.token" (dict "root" .root "name" "HEADRACE_CONSOLE_TOKEN" "secret" $console.tokenSecret "required" (not $console.accessSecret)) }}
+{{ . }}
 {{- end }}
 {{- if $console.accessSecret }}
 - {name: HEADRACE_CONSOLE_ACCESS_FILE, value: /etc/headrace/console/access.toml}
@@ -244,7 +339,7 @@ name = {{ .name | quote }}
 {{/* Values with which the console would not start, or would show less than they say. */}}
 {{- define "headrace.checkConsole" -}}
 {{- $console := .Values.console }}
-{{- if not (or $console.tokenSecret $console.accessSecret) }}{{ fail "console.enabled needs console.tokenSecret or console.accessSecret: without either, nobody could sign in" }}{{ end }}
+{{- if not (or $console.tokenSecret $console.accessSecret .Values.existingSecret) }}{{ fail "console.enabled needs console.tokenSecret or console.accessSecret, or HEADRACE_CONSOLE_TOKEN in existingSecret: without either, nobody could sign in" }}{{ end }}
 {{- if and $console.proxies (not (and $console.accessSecret $console.proxySecret)) }}{{ fail "console.proxies needs console.accessSecret, which has the users, and console.proxySecret, which proves that a proxy names them" }}{{ end }}
 {{- if and $console.auditSecret (not .Values.audit.enabled) }}{{ fail "console.auditSecret needs audit.enabled: there is no audit trail" }}{{ end }}
 {{- end }}
@@ -258,15 +353,10 @@ name = {{ .name | quote }}
 {{- index (merge (dict) $optional $values.services) .name | toYaml }}
 {{- end }}
 
-{{/* The NATS user of a service. */}}
-{{- define "headrace.natsSecret" -}}
-{{- if .sink }}{{ .sink.natsSecret | default .root.Values.nats.secrets.sink }}{{ else }}{{ index .root.Values.nats.secrets .component }}{{ end }}
-{{- end }}
-
 {{/* The environment, rights and mounts of a command on the backup store. */}}
 {{- define "headrace.backupContainer" -}}
 env:
-  {{- include "headrace.environment" (dict "root" .root "slot" .slot "postgresSecret" (.postgresSecret | default .root.Values.postgres.secrets.backup) "natsSecret" (index .root.Values.nats.secrets "wal-archiver")) | nindent 2 }}
+  {{- include "headrace.environment" (merge (dict "postgres" "backup" "nats" "wal-archiver") .) | nindent 2 }}
   {{- include "headrace.backupEnvironment" . | trim | nindent 2 }}
 {{- with .root.Values.backup.secrets }}
 envFrom:
@@ -277,26 +367,65 @@ envFrom:
 securityContext:
   {{- include "headrace.containerSecurity" .root | nindent 2 }}
 volumeMounts:
-  {{- include "headrace.mounts" .root | nindent 2 }}
+  {{- include "headrace.mounts" (merge (dict "postgres" "backup" "nats" "wal-archiver") .) | nindent 2 }}
 {{- end }}
 
 {{- define "headrace.mounts" -}}
+{{- $values := .root.Values -}}
 - {name: tmp, mountPath: /tmp}
-{{- if .Values.postgres.caSecret }}
+{{- if $values.postgres.caSecret }}
 - {name: postgres-ca, mountPath: /etc/headrace/postgres, readOnly: true}
 {{- end }}
-{{- if .Values.nats.caSecret }}
+{{- if $values.nats.caSecret }}
 - {name: nats-ca, mountPath: /etc/headrace/nats, readOnly: true}
+{{- end }}
+{{- if $values.nats.clientSecret }}
+- {name: nats-client, mountPath: /etc/headrace/nats-client, readOnly: true}
+{{- end }}
+{{- if ne $values.nats.authentication "password" }}
+- {name: nats-user, mountPath: /etc/headrace/nats-user, readOnly: true}
+{{- end }}
+{{- if and .postgres (eq $values.postgres.authentication "certificate") }}
+- {name: postgres-user, mountPath: /etc/headrace/postgres-user, readOnly: true}
 {{- end }}
 {{- end }}
 
 {{- define "headrace.volumes" -}}
+{{- $values := .root.Values -}}
 - {name: tmp, emptyDir: {}}
-{{- with .Values.postgres.caSecret }}
+{{- with $values.postgres.caSecret }}
 - {name: postgres-ca, secret: {secretName: {{ . | quote }}}}
 {{- end }}
-{{- with .Values.nats.caSecret }}
+{{- with $values.nats.caSecret }}
 - {name: nats-ca, secret: {secretName: {{ . | quote }}}}
+{{- end }}
+{{- with $values.nats.clientSecret }}
+- {name: nats-client, secret: {secretName: {{ . | quote }}, defaultMode: 0440}}
+{{- end }}
+{{- $how := $values.nats.authentication }}
+{{- if ne $how "password" }}
+{{- $shared := include "headrace.natsShared" . }}
+- name: nats-user
+  secret:
+    secretName: {{ ternary $values.existingSecret (include "headrace.natsSecret" .) (ne $shared "") | quote }}
+    defaultMode: 0440
+    items:
+      {{- range index (dict "credentials" (list "user.creds") "nkey" (list "user.nk") "certificate" (list "tls.crt" "tls.key")) $how }}
+      - {key: {{ ternary (printf "%s%s" $.nats (ext .)) . (ne $shared "") }}, path: {{ . }}}
+      {{- end }}
+{{- end }}
+{{- if and .postgres (eq $values.postgres.authentication "certificate") }}
+{{- $shared := include "headrace.postgresShared" . }}
+{{- /* libpq refuses a key that others than its owner and, if that is root, its group may read. */}}
+{{- $user := ternary $values.setup.postgresUser (printf "headrace_%s" .postgres) (eq .postgres "admin") }}
+- name: postgres-user
+  secret:
+    secretName: {{ ternary $values.existingSecret (include "headrace.postgresSecret" .) (ne $shared "") | quote }}
+    defaultMode: 0440
+    items:
+      {{- range list "tls.crt" "tls.key" }}
+      - {key: {{ ternary (printf "%s%s" $user (ext .)) . (ne $shared "") }}, path: {{ . }}}
+      {{- end }}
 {{- end }}
 {{- end }}
 
@@ -320,36 +449,37 @@ affinity: {{- toYaml . | nindent 2 }}
 
 {{/* The services of a suite: their images, ports and secrets. The ports are the defaults in the code. */}}
 {{- define "headrace.services" -}}
+{{- include "headrace.checkLogins" .root }}
 {{- $values := .root.Values }}
 {{- $names := list }}
 {{- range $values.slots }}{{ $names = append $names .name }}{{ end }}
 {{- if ne (len $names) (len ($names | uniq)) }}{{ fail "slots: two suites have one slot name; a slot has one reader" }}{{ end }}
-wal-reader: {port: 9091, variant: "", postgres: {{ $values.postgres.secrets.reader | quote }}}
-publisher: {port: 9092, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
-snapshot-responder: {port: 9093, variant: -spark, postgres: {{ $values.postgres.secrets.snapshot | quote }}}
-schema-publisher: {port: 9094, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
-telemetry: {port: 9090, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
+wal-reader: {port: 9091, variant: "", postgres: reader}
+publisher: {port: 9092, variant: "", postgres: catalog}
+snapshot-responder: {port: 9093, variant: -spark, postgres: snapshot}
+schema-publisher: {port: 9094, variant: "", postgres: catalog}
+telemetry: {port: 9090, variant: "", postgres: catalog}
 {{- if $values.archive.url }}
-archiver: {port: 9095, variant: -archive, postgres: {{ $values.postgres.secrets.catalog | quote }}}
+archiver: {port: 9095, variant: -archive, postgres: catalog}
 {{- end }}
 {{- if $values.lake.url }}
 {{- if not $values.archive.url }}{{ fail "lake.url needs archive.url: the lake is made from the archive" }}{{ end }}
-lake-writer: {port: 9097, variant: -lake, postgres: {{ $values.postgres.secrets.snapshot | quote }}}
+lake-writer: {port: 9097, variant: -lake, postgres: snapshot}
 {{- end }}
 {{- if $values.audit.enabled }}
-audit-writer: {port: 9096, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
+audit-writer: {port: 9096, variant: "", postgres: catalog}
 {{- end }}
 {{- if $values.console.enabled }}
 {{- include "headrace.checkConsole" .root }}
 {{- /* Its pages on the lake and on backups read these with the packages of that image. */}}
-console: {port: 9087, variant: -lake, postgres: {{ $values.postgres.secrets.catalog | quote }}}
+console: {port: 9087, variant: -lake, postgres: catalog}
 {{- end }}
 {{- if $values.sql.enabled }}
 {{- if not $values.lake.url }}{{ fail "sql.enabled needs lake.url: the SQL server reads the lake" }}{{ end }}
 sql-server: {port: 9099, variant: -sql, postgres: ""}
 {{- end }}
 {{- if include "headrace.keepsBackups" . }}
-wal-archiver: {port: 9089, variant: -archive, postgres: {{ $values.postgres.secrets.backup | quote }}}
+wal-archiver: {port: 9089, variant: -archive, postgres: backup}
 {{- end }}
 {{- $sinks := list }}
 {{- range $values.sinks }}
