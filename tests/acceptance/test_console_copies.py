@@ -28,6 +28,7 @@ from tests.support.console_pages import (
     TIMEOUT_S,
     choose,
     is_calm,
+    keep_picture,
     reach,
     until,
     visit,
@@ -55,7 +56,7 @@ batch = {{wait_ms = 50}}
 options = {{secret = "env:WEBHOOK_SECRET", allow_networks = ["127.0.0.0/8"], allow_http = true}}
 """
 SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headrace console'"
-PICTURES = {"/sinks": "sinks", "/lake": "lake", "/backups": "backups"}
+PICTURES = {"/sinks": "sinks", "/lake": "lake", "/sql": "sql", "/backups": "backups"}
 
 
 @dataclass(frozen=True)
@@ -192,14 +193,7 @@ async def test_every_page_of_copies_is_calm_in_every_size_and_theme(
             await page.looks_like(width, height, dark=dark)
             await visit(page, world.base, path)
             await is_calm(page, f"{path} at {width}, dark {dark}")
-            await keep_picture(page, path, width, dark=dark)
-
-
-async def keep_picture(page: Browser, path: str, width: int, *, dark: bool) -> None:
-    folder, name = os.environ.get("HEADRACE_CONSOLE_PICTURES"), PICTURES.get(path)
-    if folder and name and width == 1280 and not dark:
-        file = Path(folder, f"console-{name}.png")
-        await asyncio.to_thread(file.write_bytes, await page.screenshot())
+            await keep_picture(page, PICTURES.get(path), path, (width, height, dark))
 
 
 async def confirm(page: Browser, button: str) -> None:

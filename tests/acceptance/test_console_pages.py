@@ -32,6 +32,7 @@ from tests.support.console_pages import (
     LOOKS,
     TIMEOUT_S,
     is_calm,
+    keep_picture,
     settled,
     until,
     until_answers,
@@ -169,17 +170,7 @@ async def test_every_page_is_calm_in_every_size_and_theme(world: World, page: Br
             await page.looks_like(width, height, dark=dark)
             await visit(page, world.base, path)
             await is_calm(page, f"{path} at {width}, dark {dark}")
-            await keep_picture(page, path, width, dark=dark)
-
-
-async def keep_picture(page: Browser, path: str, width: int, *, dark: bool) -> None:
-    folder = os.environ.get("HEADRACE_CONSOLE_PICTURES")
-    name = PICTURES.get(path)
-    if folder and name and width == 1280 and not dark:
-        # As high as the page is long, so that what stays in place reaches its end.
-        await page.looks_like(width, await page.evaluate("document.documentElement.scrollHeight"))
-        file = Path(folder, f"console-{name}.png")
-        await asyncio.to_thread(file.write_bytes, await page.screenshot())
+            await keep_picture(page, PICTURES.get(path), path, (width, height, dark))
 
 
 async def test_a_change_is_found_and_traced_without_a_pointer(world: World, page: Browser) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import re
 from pathlib import Path
 
 from headrace.console import __file__ as package
@@ -13,10 +15,11 @@ from headrace.testing.browser import Browser
 TIMEOUT_S = 120.0
 AXE = Path(package).parent / "web" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
-LOOKS = [(1280, 900, False), (390, 844, True)]
-ALL_LOOKS = [
+Look = tuple[int, int, bool]
+LOOKS: list[Look] = [(1280, 900, False), (390, 844, True)]
+ALL_LOOKS: list[Look] = [
     (width, height, dark)
-    for width, height in ((390, 844), (1280, 900), (1920, 1080))
+    for width, height in ((390, 844), (768, 1024), (1280, 900), (1920, 1080))
     for dark in (False, True)
 ]
 
@@ -79,6 +82,23 @@ async def until_answers(port: int) -> None:
                 writer.close()
                 return
             await asyncio.sleep(0.1)
+
+
+async def keep_picture(page: Browser, name: str | None, path: str, look: Look) -> None:
+    """Take the page's picture for the documentation, if it has a name there, and for the album of
+    all pages (HEADRACE_CONSOLE_ALBUM).
+    """
+    width, _, dark = look
+    pictures, album = (os.environ.get(f"HEADRACE_CONSOLE_{kind}") for kind in ("PICTURES", "ALBUM"))
+    if album:
+        place = re.sub(r"[^a-z0-9]+", "-", path.lower()).strip("-") or "overview"
+        file = Path(album, f"{place[:60]}-{width}-{'dark' if dark else 'light'}.png")
+        await asyncio.to_thread(file.write_bytes, await page.screenshot())
+    if pictures and name and width == 1280 and not dark:
+        # As high as the page is long, so that what stays in place reaches its end.
+        await page.looks_like(width, await page.evaluate("document.documentElement.scrollHeight"))
+        file = Path(pictures, f"console-{name}.png")
+        await asyncio.to_thread(file.write_bytes, await page.screenshot())
 
 
 async def is_calm(page: Browser, look: str) -> None:

@@ -56,6 +56,10 @@ class Caller:
         """Whether their statements may read this table."""
         return _covers(self.sql, schema, table)
 
+    def may_export(self, schema: str, table: str) -> bool:
+        """Whether rows of this table may be in a file for them."""
+        return _covers(self.export, schema, table)
+
     @property
     def sees_everything(self) -> bool:
         return "*" in self.values

@@ -50,8 +50,11 @@ class AuditAnswers:
         self._turns = asyncio.Semaphore(4)
 
     async def transactions(self, request: web.Request) -> web.Response:
-        query = request.query
-        caller = caller_of(request)
+        found = await self.searched(caller_of(request), request.query)
+        return answer({**self._suite.head(), **found})
+
+    async def searched(self, caller: Caller, query: Mapping[str, str]) -> dict[str, Any]:
+        """A page of transactions that fit the query."""
         table = None
         if query.get("table"):
             table = split_table_token(query["table"])
@@ -93,9 +96,9 @@ class AuditAnswers:
             below=_below(request.query),
             limit=limit_of(request.query),
         )
-        return await self._page(caller, search)
+        return answer({**self._suite.head(), **await self._page(caller, search)})
 
-    async def _page(self, caller: Caller, search: Search) -> web.Response:
+    async def _page(self, caller: Caller, search: Search) -> dict[str, Any]:
         found = await self._fetched(*rows(search, self._table))
         # A whole page may end within a transaction, which then continues on the next one.
         following = None
@@ -107,7 +110,7 @@ class AuditAnswers:
             self._transaction(caller, position, list(changes))
             for position, changes in groupby(found, key=lambda row: row["position"])
         ]
-        return answer({**self._suite.head(), "items": items, "next": following})
+        return {"items": items, "next": following}
 
     async def _fetched(self, sql: str, arguments: list[object]) -> list[Mapping[str, Any]]:
         if not self._audit.enabled:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.console.access import Caller
-from headrace.console.cells import Redaction, event_document
+from headrace.console.cells import TEXT_CHARACTERS_MAX, Redaction, event_document
 from headrace.console.filters import EventFilter
 from headrace.console.positions import position_in
 from headrace.console.problem import invalid
@@ -33,7 +33,11 @@ def limit_of(query: Mapping[str, str]) -> int:
 
 
 async def search(
-    reader: EventReader, caller: Caller, redaction: Redaction, query: Mapping[str, str]
+    reader: EventReader,
+    caller: Caller,
+    redaction: Redaction,
+    query: Mapping[str, str],
+    characters_max: int | None = TEXT_CHARACTERS_MAX,
 ) -> dict[str, Any]:
     """A page of events that fit the query."""
     wanted = EventFilter.of(query)
@@ -60,7 +64,7 @@ async def search(
         for number, event in _latest_first(message, skipped):
             if _is_after(event, until) or _is_before(event, since) or not wanted.accepts(event):
                 continue
-            document = event_document(event, caller, redaction)
+            document = event_document(event, caller, redaction, characters_max)
             if wanted.needs_values and not wanted.accepts_values(document):
                 continue
             items.append(document)

@@ -25,6 +25,7 @@ from headrace.console.backups import BackupAnswers
 from headrace.console.cells import Redaction
 from headrace.console.drafts import Drafts
 from headrace.console.endpoints import ENDLESS, ApiEndpoint
+from headrace.console.exports import Exports
 from headrace.console.guard import CALLER, Guard
 from headrace.console.identity import SignIn
 from headrace.console.known import FAILURES
@@ -92,6 +93,7 @@ class ConsoleParts:
         self._drafts = Drafts(settings, self._sinks, plans)
         self._backups = BackupAnswers(settings, self._suite)
         self._sql = SqlRuns(settings, self._suite, redaction, self._acts)
+        self._exports = Exports(self._reader, redaction, self._audit, self._sql, self._acts)
         self._lake = LakeView(settings, self._suite)
         self._live = Live(
             scope,
@@ -117,6 +119,7 @@ class ConsoleParts:
             ("/tables/{token}", seen.table),
             ("/tables/{token}/schemas", seen.schemas),
             ("/events", seen.events),
+            ("/events/export", self._exports.events),
             ("/events/{position}", seen.event),
             ("/events/{position}/trace", self._tracing.answer),
             ("/transactions/{lsn}", seen.transaction),
@@ -133,11 +136,13 @@ class ConsoleParts:
             ("/sql/catalog", self._sql.catalog),
             ("/sql/runs/{id}", self._sql.one),
             ("/sql/runs/{id}/rows", self._sql.rows),
+            ("/sql/runs/{id}/export", self._exports.sql),
             ("/gaps", self._system.gaps),
             ("/parked", self._system.parked),
             ("/settings", self._system.settings),
             ("/doctor", self._system.doctor),
             ("/audit/transactions", self._audit.transactions),
+            ("/audit/export", self._exports.audit),
             ("/rows/{token}/history", self._audit.history),
             ("/live", self._follow),
         ]

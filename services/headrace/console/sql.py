@@ -155,12 +155,12 @@ class SqlRuns:
 
     async def one(self, request: web.Request) -> web.Response:
         """How far a statement is."""
-        run = self._mine(request)
+        run = self.mine(request)
         return answer({**self._suite.head(), "run": run.document()})
 
     async def rows(self, request: web.Request) -> web.Response:
         """The rows of a result, page by page."""
-        run = self._mine(request)
+        run = self.mine(request)
         limit = limit_of(request.query)
         begin = 0
         if request.query.get("cursor", "").isdigit():
@@ -173,7 +173,7 @@ class SqlRuns:
 
     async def cancel(self, request: web.Request) -> web.Response:
         """End a statement at the server, and forget its result."""
-        run = self._mine(request)
+        run = self.mine(request)
         if run.task is not None and not run.task.done():
             run.task.cancel()
             await asyncio.wait([run.task])
@@ -192,7 +192,8 @@ class SqlRuns:
             raise _refused("You have no right to SQL.", "Ask for the right `sql`.")
         return caller
 
-    def _mine(self, request: web.Request) -> SqlRun:
+    def mine(self, request: web.Request) -> SqlRun:
+        """The caller's own run that a request names."""
         caller = self._allowed(request)
         run = self._runs.get(request.match_info["id"])
         # Others' results may have values of tables that the caller has no right to.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CANARY = "canary-7f3a"
 REDACTED = "canary-of-nobody"
-TOKENS = {role: f"token-of-{role}" for role in ("viewer", "operator", "admin", "reader")}
+TOKENS = {
+    role: f"token-of-{role}" for role in ("viewer", "operator", "admin", "reader", "exporter")
+}
 RANK = {"viewer": 1, "operator": 2, "admin": 3}
 
 
@@ -33,7 +36,9 @@ def access_file(folder: Path) -> Path:
 
     file = folder / "access.toml"
     entries = [entry(role, role, "[]") for role in RANK]
-    file.write_text("".join([*entries, entry("reader", "viewer", '["secret*"]')]))
+    # Someone who may take a table away, of which they see nothing.
+    exporter = entry("exporter", "viewer", '["open*"]') + 'export = ["open*", "secrets"]\n'
+    file.write_text("".join([*entries, entry("reader", "viewer", '["secret*"]'), exporter]))
     return file
 
 
@@ -195,6 +200,51 @@ async def test_no_value_is_shown_or_found_without_the_right(console: Console, li
     _, found = await console.get(f"/events?table=secrets&text={CANARY}", **bearer("admin"))
     assert found["items"] == []
     assert CANARY not in line.suite.log("console")
+
+
+async def test_a_file_has_what_the_page_shows_of_tables_that_the_right_covers(
+    console: Console, line: Line
+) -> None:
+    await line.execute("CREATE TABLE opened (id int PRIMARY KEY, note text)")
+    await line.execute("CREATE TABLE closed (id int PRIMARY KEY, note text)")
+    await line.execute("CREATE TABLE IF NOT EXISTS secrets (id text PRIMARY KEY, pin text)")
+    await line.rows(
+        "INSERT INTO opened VALUES (1, '=1+1'), (2, NULL)",
+        "INSERT INTO closed VALUES (1, 'of nobody else')",
+        f"INSERT INTO secrets (id, pin) VALUES ('{CANARY}-2', '{REDACTED}')",
+    )
+
+    async def file(query: str, user: str = "exporter") -> tuple[int, str, dict[str, str]]:
+        url = f"{console.base}/api/v1/events/export?{query}"
+        async with console.http.get(url, headers=bearer(user)) as answer:
+            return answer.status, await answer.text(), dict(answer.headers)
+
+    status, text, headers = await file("format=ndjson&op=INSERT")
+    assert status == 200, text
+    assert headers["Content-Disposition"].startswith("attachment")
+    rows = [json.loads(one) for one in text.splitlines()]
+    assert {one["table"] for one in rows} <= {"opened", "secrets"}
+    assert int(headers["X-Headrace-Left-Out"]) >= 1
+    notes = [one["after"]["note"] for one in rows if one["table"] == "opened"]
+    assert sorted(notes, key=str) == ["=1+1", None]
+    (secret,) = [one["after"] for one in rows if one["table"] == "secrets" and one["key"] is None][
+        :1
+    ]
+    assert set(secret.values()) <= {"[hidden]", "[redacted]"}
+    assert CANARY not in text
+    assert REDACTED not in text
+    status, text, _ = await file("format=csv&table=opened")
+    assert '""note"": ""' not in text
+    assert text.splitlines()[0].startswith("position,at,operation,schema,table,xid,key")
+    for user in ("viewer", "reader", "admin"):
+        status, text, _ = await file("format=csv", user)
+        assert (status, json.loads(text)["code"]) == (403, "export"), user
+    assert (await file("format=xlsx"))[0] == 400
+    exports = [one for one in await acts(console) if one["act"] == "export"]
+    assert [one["detail"].partition(" rows, ")[2] for one in reversed(exports)] == [
+        "ndjson, filters: op",
+        "csv, filters: table",
+    ]
 
 
 async def test_requests_of_other_sites_and_forged_ones_are_refused(console: Console) -> None:

@@ -178,6 +178,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/events/export": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The events of a search as a file of at most 10,000 rows. It takes the right `export`, and is logged. */
+        get: operations["exportEvents"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/events/{position}": {
         parameters: {
             query?: never;
@@ -636,6 +653,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sql/runs/{id}/export": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The result of a statement as a file. It takes the right `export` to all tables, and is logged. */
+        get: operations["exportSql"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/gaps": {
         parameters: {
             query?: never;
@@ -662,6 +696,23 @@ export interface paths {
         };
         /** Changes that could not be read and were set aside. */
         get: operations["parked"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/audit/export": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The changes of a search in the audit trail as a file of at most 10,000 rows. It takes the right `export`, and is logged. */
+        get: operations["exportAudit"];
         put?: never;
         post?: never;
         delete?: never;
@@ -847,7 +898,7 @@ export interface components {
             status: number;
             detail: string;
             remedy: string;
-            /** @description A stable word: sign_in, role, values, origin, host, not_found, aged_out, stale_plan, busy, invalid, unavailable, too_large. */
+            /** @description A stable word: sign_in, role, values, export, origin, host, not_found, aged_out, stale_plan, busy, invalid, unavailable, too_large. */
             code: string;
         };
         SignIn: {
@@ -2097,6 +2148,44 @@ export interface operations {
             default: components["responses"]["Problem"];
         };
     };
+    exportEvents: {
+        parameters: {
+            query?: {
+                format?: "csv" | "ndjson";
+                /** @description Tokens, with commas. */
+                table?: components["parameters"]["table"];
+                /** @description Operations with commas: INSERT, UPDATE, DELETE, TRUNCATE, SCHEMA, MESSAGE, GAP. */
+                op?: components["parameters"]["op"];
+                /** @description `7`, or a JSON object for several columns, values as text. */
+                key?: components["parameters"]["key"];
+                /** @description `column=value`, value as text; before or after the change. */
+                where?: components["parameters"]["where"];
+                /** @description Part of any value. */
+                text?: components["parameters"]["text"];
+                xid?: components["parameters"]["xid"];
+                from?: string;
+                to?: string;
+                cursor?: components["parameters"]["cursor"];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The file. `X-Headrace-Next` is the cursor that continues it, if there is more; `X-Headrace-Left-Out` counts rows of tables that the right `export` does not cover. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/csv": string;
+                    "application/x-ndjson": string;
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
     event: {
         parameters: {
             query?: {
@@ -2794,6 +2883,32 @@ export interface operations {
             default: components["responses"]["Problem"];
         };
     };
+    exportSql: {
+        parameters: {
+            query?: {
+                format?: "csv" | "ndjson";
+            };
+            header?: never;
+            path: {
+                id: components["parameters"]["run"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The file. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/csv": string;
+                    "application/x-ndjson": string;
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
     gaps: {
         parameters: {
             query?: never;
@@ -2831,6 +2946,39 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Parked"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    exportAudit: {
+        parameters: {
+            query?: {
+                format?: "csv" | "ndjson";
+                /** @description Tokens, with commas. */
+                table?: components["parameters"]["table"];
+                /** @description Operations with commas: INSERT, UPDATE, DELETE, TRUNCATE, SCHEMA, MESSAGE, GAP. */
+                op?: components["parameters"]["op"];
+                key?: string;
+                context?: string;
+                from?: string;
+                to?: string;
+                cursor?: components["parameters"]["cursor"];
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The file. `X-Headrace-Next` is the cursor that continues it, if there is more; `X-Headrace-Left-Out` counts rows of tables that the right `export` does not cover. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/csv": string;
+                    "application/x-ndjson": string;
                 };
             };
             default: components["responses"]["Problem"];

@@ -1,5 +1,6 @@
 // Who changed what: the audit trail, by transaction.
 import { AuditList } from "../parts/audit-list";
+import { ExportLinks } from "../parts/export-links";
 import { ChoiceFilter, ClearFilters, TextFilter } from "../parts/form";
 import { Answered, Card, Empty, Page } from "../parts/layout";
 import { RevertDialog } from "../parts/revert-dialog";
@@ -18,7 +19,11 @@ export default function AuditPage() {
   const revert = query.get("revert");
   const filtered = FILTERS.some((name) => query.has(name));
   return (
-    <Page title="Audit" lead="Every change of the trail, grouped by transaction, with the context that the application gave.">
+    <Page
+      title="Audit"
+      lead="Every change of the trail, grouped by transaction, with the context that the application gave."
+      acts={<ExportLinks path="/audit/export" query={asked} />}
+    >
       <div class="filters" role="search" aria-label="Filter of changes">
         <TextFilter name="table" label="Table" />
         <ChoiceFilter name="op" label="Operation" choices={OPERATIONS} />

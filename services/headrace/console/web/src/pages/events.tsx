@@ -2,6 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { EventDrawer } from "../parts/event-drawer";
 import { eventTable } from "../parts/event-name";
+import { ExportLinks } from "../parts/export-links";
 import { ChoiceFilter, ClearFilters, TextFilter } from "../parts/form";
 import { Icon } from "../parts/icons";
 import { Empty, Page, ProblemBox } from "../parts/layout";
@@ -154,11 +155,16 @@ export default function EventsPage() {
     <Page
       title="Events"
       lead={live ? "Every change as it is published, in commit order, the newest first." : "Stored events that match the filter, the newest first."}
-      acts={live && (
-        <button type="button" class="button" aria-pressed={paused} onClick={toggle}>
-          <Icon name={paused ? "play" : "pause"} size={16} />
-          {paused ? "Continue" : "Pause"}
-        </button>
+      acts={(
+        <>
+          <ExportLinks path="/events/export" query={asked(ALL_FILTERS)} />
+          {live && (
+            <button type="button" class="button" aria-pressed={paused} onClick={toggle}>
+              <Icon name={paused ? "play" : "pause"} size={16} />
+              {paused ? "Continue" : "Pause"}
+            </button>
+          )}
+        </>
       )}
     >
       <Filters />

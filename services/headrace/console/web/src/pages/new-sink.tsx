@@ -80,7 +80,7 @@ export function NewSink() {
           <Card title="The text" note={text && <Copy text={text} label="Copy the text" />}>
             <div class="stack">
               <Field label="You may also write it here" wide><textarea class="editor" rows={8} value={text} spellcheck={false} onInput={(event) => setText(event.currentTarget.value)} /></Field>
-              <div role="status" class="stack">
+              <div role="status" class="stack quiet">
                 {problem && <ProblemBox message={problem.message} remedy={problem.remedy} />}
                 {draft?.problem && <ProblemBox message={visible(draft.problem)} />}
                 {text && !draft && !problem && <p class="dim">Checking…</p>}

@@ -1,5 +1,6 @@
 // SQL over the lake: a statement, its result, and the tables that it may name.
 import { useEffect, useRef, useState } from "preact/hooks";
+import { ExportLinks } from "../parts/export-links";
 import { Field } from "../parts/form";
 import { Answered, Card, Empty, Page, ProblemBox } from "../parts/layout";
 import { Position } from "../parts/marks";
@@ -207,6 +208,7 @@ function ResultCard({ of: { run, rows, next }, more }: { of: Result; more: () =>
             </table>
           )}
       </Card>
+      <div class="line"><ExportLinks path={`/sql/runs/${run.id}/export`} /></div>
       {next && <button type="button" class="button" onClick={more}>Show more: {count(rows.length)} of {count(run.row_count)} rows</button>}
     </>
   );

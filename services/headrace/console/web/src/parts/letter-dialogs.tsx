@@ -38,7 +38,7 @@ export function Correct({ sink, of: letter, onClose, onDone }: LetterActProps) {
         const before = after?.kind === "null" ? null : (after?.text ?? "");
         const now = name in values ? values[name] : before;
         return (
-          <div class="line" key={name}>
+          <div class="line fields" key={name}>
             <Field label={visible(name)} wide>
               <input type="text" value={now ?? ""} placeholder={now === null ? "NULL" : ""} autocomplete="off" spellcheck={false} onInput={(event) => change(name, event.currentTarget.value, before)} />
             </Field>

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-TUAB5EMX.js";import"./chunk-HWRX36DP.js";import"./chunk-E4WCU4VC.js";import"./chunk-JEOIBPJN.js";import"./chunk-NFD7HOF7.js";import"./chunk-46OFGGTF.js";import"./chunk-H4O2HKTV.js";import"./chunk-3DBLXEJN.js";export{b as SinkReason,c as default,a as sinkHref};
