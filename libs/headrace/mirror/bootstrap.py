@@ -32,6 +32,7 @@ from headrace.contract.subjects_and_ids import CDC, GAP_SUBJECT, schema_subject
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.changes import staged_steps
+from headrace.mirror.history import copied
 from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.plan import Resync, shape
 from headrace.mirror.rules import RuleError
@@ -310,6 +311,7 @@ class Bootstrap:
         while run.chunks < run.batch_count:
             rows = await self._snapshots.chunk(snapshot, run.chunks)
             run = replace(run, chunks=run.chunks + 1, rows=run.rows + len(rows))
+            rows = copied(run.staged, rows, run.lsn)
             await self._write([InsertRows(run.staged, rows)], run)
             self._progress(run.rows, run.row_count)
         if run.rows != run.row_count:

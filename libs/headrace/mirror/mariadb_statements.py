@@ -163,7 +163,8 @@ class Statements:
                 yield from self._remove_marked(table, rows)
             case target.CarryOver(table):
                 values = {column.name: f"old.{quoted(column.name)}" for column in step.columns}
-                time = self._literals(table)[table.rules.soft_delete](step.at)
+                mark = table.rules.soft_delete
+                time = self._literals(table)[mark](step.at) if mark else ""
                 sql = carried_over(step, table_name, values, time, quoted)
                 yield RowStatement(table, sql)
 

@@ -56,9 +56,13 @@ class MarkedSql:
             case CarryOver(at=at):
                 values = {one.name: self.converted(step, one.name) for one in step.columns}
                 name = table.rules.soft_delete
-                time = self.placeholder(table, name)
-                sql = carried_over(step, self.table_name, values, time, self.quoted)
-                yield sql, [self.stored(table, name, at)] * bool(table.key)
+                time = ""
+                given = []
+                # A history has neither a mark nor a key.
+                if name and table.key:
+                    time = self.placeholder(table, name)
+                    given = [self.stored(table, name, at)]
+                yield carried_over(step, self.table_name, values, time, self.quoted), given
 
 
 def carried_over(
@@ -73,7 +77,7 @@ def carried_over(
     """
     table = step.table
     mark = table.rules.soft_delete
-    found = f"old.{quoted(mark)} IS NOT NULL"
+    found = f"old.{quoted(mark)} IS NOT NULL" if mark else "true"
     if not values.keys() >= set(table.key):
         raise TargetError(
             f"{table.schema}.{table.name} has another key now than its deleted rows",

@@ -327,7 +327,7 @@ class Book:
         if before is None:
             return [SwapTables(run.staged, replaces=False)]
         steps: list[Step] = []
-        if before.rules.soft_delete and before.rules.soft_delete == run.staged.rules.soft_delete:
+        if before.keeps_rows_of(run.staged):
             # Their deletion was never an event here, so its own time is unknown.
             now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             steps.append(CarryOver(run.staged, before, now))

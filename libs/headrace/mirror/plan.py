@@ -9,6 +9,7 @@ from typing import Any
 from headrace.consumer import Event
 from headrace.contract import exact
 from headrace.contract.exact import ExactText
+from headrace.mirror import history
 from headrace.mirror.rules import RuleError
 from headrace.mirror.soft_deletes import softly
 from headrace.mirror.table import Column, Table
@@ -100,9 +101,11 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> AlterTable | Resync | 
         for column in table.columns
     ):
         return Resync("the type of a column's values was not known before")
+    # In a history, rows stay as they were.
+    given = () if table.rules.history else payload["changes"]
     filled = {
         str(change["column"]): _filled(types[change["column"]], change)
-        for change in payload["changes"]
+        for change in given
         if "filled" in change and change["column"] in types and change["column"] not in kept
     }
     if after == table:
@@ -172,7 +175,7 @@ def row_steps(event: Event, table: Table) -> list[Step] | Resync:
 
 
 def _row_step(event: Event, table: Table) -> Step | Resync:
-    if event.operation == "TRUNCATE":
+    if event.operation == "TRUNCATE" and not table.rules.history:
         return TruncateTable(table)
     known = {column.name for column in table.source_columns}
     row = _kept(table, exact.row(event.payload))
@@ -180,6 +183,8 @@ def _row_step(event: Event, table: Table) -> Step | Resync:
     old = None if before is None else _kept(table, before)
     if not known.issuperset(row) or not known.issuperset(old or ()):
         return Resync("a row of another shape")
+    if table.rules.history:
+        return InsertRows(table, (history.changed(table, event, row, old),))
     if event.operation == "INSERT":
         return InsertRows(table, (row,))
     where = _identified(table, row, old)

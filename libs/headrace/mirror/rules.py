@@ -16,6 +16,16 @@ from headrace.errors import HeadraceError
 Place = tuple[str, str]
 DEFAULT_DESTINATION = "{schema}.{table}"
 _PUBLIC = "public"
+# Of a history's rows: the change, its position and the time of its commit; the columns whose
+# values PostgreSQL did not send, and old values.
+HISTORY_COLUMNS = (
+    ("headrace_operation", "text"),
+    ("headrace_lsn", "bigint"),
+    ("headrace_seq", "bigint"),
+    ("headrace_committed_at", "timestamp with time zone"),
+    ("headrace_unchanged", "text"),
+    ("headrace_old", "text"),
+)
 
 
 class DestinationError(HeadraceError):
@@ -41,10 +51,14 @@ class TableRules:
     columns: tuple[str, ...] | None = None
     # The column with the time at which a row was deleted; empty: deleted rows are removed.
     soft_delete: str = ""
+    # Whether each change is a row.
+    history: bool = False
 
     @property
     def added(self) -> tuple[tuple[str, str], ...]:
         """The columns that the source's table does not have, with their types."""
+        if self.history:
+            return HISTORY_COLUMNS
         if self.soft_delete:
             return ((self.soft_delete, "timestamp with time zone"),)
         return ()
@@ -125,6 +139,7 @@ class CopyRules:
     # The columns of tables, by pattern; the first pattern that fits applies.
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     soft_delete: str = ""
+    history: bool = False
     _template: NameTemplate = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -140,6 +155,7 @@ class CopyRules:
             place=None if place == (schema, table) else place,
             columns=next(kept, None),
             soft_delete=self.soft_delete,
+            history=self.history,
         )
 
 

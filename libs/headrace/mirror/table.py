@@ -87,7 +87,18 @@ class Table:
                     remedy="Name another column in the sink's settings, or leave the source's out.",
                 )
         added = tuple(Column(*one) for one in rules.added)
+        if rules.history:
+            # A key has as many rows as changes.
+            columns = (*added, *made.columns)
+            return replace(made, columns=columns, primary_key=(), identity=(), rules=rules)
         return replace(made, columns=(*made.columns, *added), rules=rules)
+
+    def keeps_rows_of(self, other: Table) -> bool:
+        """Whether rows stay that the source does not have, in both tables in the same way."""
+        mine, others = self.rules, other.rules
+        if mine.history or others.history:
+            return mine.history and others.history
+        return bool(mine.soft_delete) and mine.soft_delete == others.soft_delete
 
     def _cut(self, rules: TableRules) -> Table:
         """Only with the columns that the rules name."""

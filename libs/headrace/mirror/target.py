@@ -198,7 +198,7 @@ class CarryOver:
     """Copy to a staging table what only `before`, the table that it replaces, has: rows without one
     of their key in the copy. Those that are not marked as deleted get the mark `at`.
 
-    Without a key, only marked rows.
+    Without a key, only marked rows; of a history, all rows.
     """
 
     table: Table

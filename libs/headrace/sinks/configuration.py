@@ -61,6 +61,7 @@ class SinkConfiguration:
     pace: Pace = field(default_factory=Pace)
     options: Mapping[str, Any] = field(default_factory=dict)
     soft_delete: str = ""
+    history: bool = False
 
     def takes(self, schema: str, table: str) -> bool:
         """Whether the sink wants this table."""
@@ -76,7 +77,7 @@ class SinkConfiguration:
     @property
     def rules(self) -> CopyRules:
         """The rules of tables in a database; raises for a template that only records have."""
-        return CopyRules(self.destination, self.columns, self.soft_delete)
+        return CopyRules(self.destination, self.columns, self.soft_delete, self.history)
 
     def secrets(self, environ: Mapping[str, str]) -> dict[str, Any]:
         """The options, with references replaced by what they refer to."""
@@ -222,6 +223,12 @@ class _Reader:
                     f"does not apply to {name!r}, whose target is a database",
                     f"Its keys are {', '.join(DATABASE_KEYS)}.",
                 )
+        if table.get("history") and "soft_delete" in table:
+            self.refuse(
+                (*at, "soft_delete"),
+                "does not apply to a history, which keeps every change",
+                "Remove one of the two keys.",
+            )
         if "destination" in table:
             try:
                 NameTemplate.parsed(table["destination"])

@@ -149,6 +149,14 @@ def _column(value: object) -> str:
     return text
 
 
+def _switch(value: object) -> bool:
+    # A variable is a text.
+    known = {True: True, False: False, "true": True, "false": False}
+    if not isinstance(value, bool | str) or value not in known:
+        raise BadValueError("is not true or false")
+    return known[value]
+
+
 def _options(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadValueError("is not a table")
@@ -174,9 +182,10 @@ KEYS: dict[str, tuple[str, Callable[[object], Any]]] = {
     "function": ("function", _function),
     "options": ("options", _options),
     "soft_delete": ("soft_delete", _column),
+    "history": ("history", _switch),
 }
 # Those of a sink whose target is a database; the last ones are of no other sink.
-TABLE_KEYS = ("soft_delete",)
+TABLE_KEYS = ("soft_delete", "history")
 DATABASE_KEYS = (
     *("name", "to", "tables", "columns", "destination", "snapshot", "on_error", "options"),
     *TABLE_KEYS,

@@ -73,6 +73,12 @@ class RepairRefusedError(HeadraceError):
     remedy = "Copy the table again: `headrace sinks reset NAME --to snapshot`."
 
 
+class HistoryError(HeadraceError):
+    """A history has a row for each change, and can't be compared with the source's rows."""
+
+    remedy = "Query it with SQL, or name other tables with --table."
+
+
 class PastError(HeadraceError):
     """The mirror passed the LSN before it could be held."""
 
@@ -179,6 +185,8 @@ class Verifier:
     async def _refusal(self, token: str) -> Verdict | None:
         """The verdict on a table that needs no waiting: the mirror doesn't know its name."""
         known = {state.token: state for state in await self.tables()}
+        if token in known and known[token].rules.history:
+            raise HistoryError(f"{token} is a history of changes, which verify does not compare")
         if token in known and known[token].phase is Phase.PARKED:
             return Verdict(token, 0, why=f"it is parked: {known[token].why}")
         if token in known:

@@ -280,7 +280,7 @@ CREATE TRIGGER two BEFORE TRUNCATE ON {0} EXECUTE FUNCTION {0}_keep();
 """
 
 
-# All targets do the same with hand-written events (test_soft_deletes.py).
+# All targets do the same with hand-written events (test_kept_rows.py).
 @pytest.mark.parametrize("copy", ["postgresql"], indirect=True)
 async def test_deleted_rows_stay_exactly_once_through_kills_and_a_new_copy(
     world: World, copy: DatabaseCopy, tmp_path: Path
@@ -329,4 +329,63 @@ async def test_deleted_rows_stay_exactly_once_through_kills_and_a_new_copy(
         count = len(await source(world, gone[0]))
         assert (verdict["equal"], verdict["rows"], verdict["marked"]) == (True, 1, count)
         assert "row_missing" not in process.output
+        assert await process.stop() == 0
+
+
+# The source's own log, in the order of its changes.
+LOGGED = """
+CREATE TABLE {0}_log (number bigserial, operation text, id int);
+CREATE FUNCTION {0}_note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO {0}_log (operation, id) VALUES (TG_OP, COALESCE(NEW.id, OLD.id)); RETURN NULL;
+END $$;
+CREATE FUNCTION {0}_empty() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO {0}_log (operation) VALUES (TG_OP); RETURN NULL;
+END $$;
+CREATE TRIGGER one AFTER INSERT OR UPDATE OR DELETE ON {0} FOR EACH ROW
+    EXECUTE FUNCTION {0}_note();
+CREATE TRIGGER two AFTER TRUNCATE ON {0} EXECUTE FUNCTION {0}_empty();
+"""
+
+
+# All targets do the same with hand-written events (test_kept_rows.py).
+@pytest.mark.parametrize("copy", ["mariadb"], indirect=True)
+async def test_each_change_is_one_row_through_kills(
+    world: World, copy: DatabaseCopy, tmp_path: Path
+) -> None:
+    table = f"logged_{copy.kind}"
+    await world.source.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int)")
+    await world.source.execute(f"INSERT INTO {table} SELECT g, g FROM generate_series(1, 25) g")
+    config = configured(tmp_path, "logged", copy, table, "history = true")
+    there = named(copy, "public", table)
+    async with sink_process(world.environment, config, "logged") as process:
+        copied = f"SELECT id FROM {there} WHERE headrace_operation = 'SNAPSHOT'"
+        await equals(world, copy, (f"SELECT id FROM {table}", copied))
+        await world.source.execute(LOGGED.format(table))
+        await process.logged("event=following", UNTIL_S)
+        assert await process.stop() == 0
+    for point in POINTS:
+        async with sink_process(
+            world.environment, config, "logged", HEADRACE_FAILPOINT=point
+        ) as one:
+            while one.running:
+                await world.source.execute(
+                    f"DELETE FROM {table} WHERE id < 4; UPDATE {table} SET n = n + 1 WHERE id < 9;"
+                    f"INSERT INTO {table} SELECT g, 0 FROM generate_series(1, 3) g"
+                )
+                await asyncio.sleep(0.3)
+            assert await one.exit_code() < 0, one.output[-3000:]
+    async with sink_process(world.environment, config, "logged") as process:
+        await world.source.execute(f"TRUNCATE {table}; INSERT INTO {table} VALUES (7, 7)")
+        order = "row_number() OVER (ORDER BY headrace_lsn, headrace_seq)"
+        found = (
+            f"SELECT {order}, headrace_operation, id FROM {there} "
+            "WHERE headrace_operation <> 'SNAPSHOT'"
+        )
+        number = "row_number() OVER (ORDER BY number)"
+        await equals(world, copy, (f"SELECT {number}, operation, id FROM {table}_log", found))
+        positions = f"SELECT count(*) - count(DISTINCT headrace_lsn, headrace_seq) FROM {there}"
+        positions += " WHERE headrace_operation <> 'SNAPSHOT' OR headrace_committed_at IS NOT NULL"
+        assert await read(copy, positions) == [("0",)]
+        done = await command(world.environment, "verify", "--to", copy.to, timeout_s=UNTIL_S)
+        assert (done.code, "is a history of changes" in done.err) == (1, True), done.err
         assert await process.stop() == 0

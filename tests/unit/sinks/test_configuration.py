@@ -165,6 +165,17 @@ def test_keys_of_tables_are_for_databases_and_name_a_column() -> None:
         one(head.format("file:///x") + 'soft_delete = "gone"')
 
 
+def test_a_history_is_switched_on_and_marks_no_deleted_rows() -> None:
+    head = '[[sink]]\nname = "a"\nto = "sqlite:///x"\n'
+    assert one(head + "history = true").rules.of("app", "t").history
+    assert one(head, HEADRACE_SINK_A_HISTORY="true").history
+    assert not one(head + "history = true", HEADRACE_SINK_A_HISTORY="false").history
+    with pytest.raises(ConfigurationError, match=r"headrace\.toml:4: sink\.history is not true"):
+        one(head + "history = 1")
+    with pytest.raises(ConfigurationError, match=r"toml:5: sink\.soft_delete does not apply to a"):
+        one(head + 'history = true\nsoft_delete = "gone"')
+
+
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/headrace.schema.json").read_text())
 
 

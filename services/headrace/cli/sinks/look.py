@@ -121,11 +121,11 @@ def _copied(source: MirrorTable, made: MirrorTable) -> str:
     place = ".".join(made.place)
     there = {column.name for column in made.columns}
     lost = [column.name for column in source.columns if column.name not in there]
-    return (
-        name
-        + (f" as {place}" if place != name else "")
-        + (f" without {', '.join(lost)}" if lost else "")
-    )
+    if place != name:
+        name += f" as {place}"
+    if lost:
+        name += f" without {', '.join(lost)}"
+    return name
 
 
 async def ls(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:

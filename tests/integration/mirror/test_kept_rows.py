@@ -1,4 +1,4 @@
-"""Rows that stay when they are deleted, marked by the time of the commit, in every target.
+"""Rows that stay in every target: marked by the time of their deletion, or one for each change.
 
 The events are written by hand; each target is read by its own client, and verified rows are its
 unmarked ones.
@@ -15,6 +15,7 @@ import msgpack
 import pytest
 
 from headrace.consumer.event import Event, of_message
+from headrace.mirror.history import copied
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.plan import Resync, coalesced, row_steps
 from headrace.mirror.rules import TableRules
@@ -65,11 +66,22 @@ async def target(
 
 
 def event(
-    operation: str, second: int, row: dict[str, Any], old: dict[str, Any] | None = None
+    operation: str,
+    second: int,
+    row: dict[str, Any],
+    old: dict[str, Any] | None = None,
+    **more: Any,
 ) -> Event:
     tx = {"xid": 1, "lsn": second, "ts": time(second), "seq": 0, "last": True}
-    names = {"table": "users", "schema": "app", "source": "s", "operation": operation}
-    body = {**names, "data": row, "tx": tx, **({} if old is None else {"old": old})}
+    names: dict[str, Any] = {
+        "table": "users",
+        "schema": "app",
+        "source": "s",
+        "operation": operation,
+    }
+    body = {**names, "data": row, "tx": tx, **more}
+    if old is not None:
+        body["old"] = old
     (made,) = of_message(msgpack.packb(body), "cdc.x", 1)
     return made
 
@@ -204,3 +216,70 @@ def test_inserts_of_a_run_stay_one_statement() -> None:
     assert isinstance(removal, RemoveMarked)
     assert isinstance(insert, InsertRows)
     assert [row["id"] for row in insert.rows] == [row["id"] for row in removal.rows] == [0, 1, 2]
+
+
+# A row for each change.
+
+LOGGED = Table("app", 'lo"g%s', (*COLUMNS, Column("big", "text")), ("id",), ("id",)).ruled(
+    TableRules(history=True)
+)
+
+
+async def history(target: ReadableTarget, table: Table) -> list[tuple[Any, ...]]:
+    """In the order of positions: the change, its second, the columns, and the two notes."""
+    async with target.reading(table) as reading:
+        found = [row async for some in reading.rows(table, table.columns) for row in some]
+    names = [column.name for column in table.columns]
+    made = [dict(zip(names, row, strict=True)) for row in found]
+    made.sort(key=lambda row: (int(row["headrace_lsn"]), int(row["headrace_seq"] or 0)))
+    own = ("headrace_operation", "headrace_lsn", "headrace_committed_at")
+    last = ("headrace_unchanged", "headrace_old")
+    return [
+        (
+            row[own[0]], int(row[own[1]]), shown(row[own[2]]),
+            *(row[name] for name in names if not name.startswith("headrace_")),
+            *(row[name] for name in last),
+        )
+        for row in made
+    ]  # fmt: skip
+
+
+async def test_each_change_is_a_row_with_its_position(target: ReadableTarget) -> None:
+    await target.load()
+    await target.write([CreateTable(LOGGED)])
+    await target.write([InsertRows(LOGGED, copied(LOGGED, [{"id": 9, "t": "s", "big": None}], 1))])
+    await applied(
+        target, LOGGED,
+        event("INSERT", 2, {"id": 1, "t": "a", "big": "x"}),
+        event("UPDATE", 3, {"id": 1, "t": "b"}, unchanged=["big"]),
+        event("UPDATE", 4, {"id": 2, "t": "b"}, {"id": 1}, unchanged=["big"]),
+        event("UPDATE", 5, {"id": 2, "t": "c"}, {"id": 2, "t": "b", "big": "x"}, unchanged=["big"]),
+        event("DELETE", 6, {"id": 2}),
+        event("DELETE", 7, {"id": 9}, {"id": 9, "t": 's"', "big": None}),
+        event("TRUNCATE", 8, {}),
+    )  # fmt: skip
+    found = await history(target, LOGGED)
+    rows = [tuple(None if v is None else str(v) for v in row) for row in found]
+    assert rows == [
+        ("SNAPSHOT", "1", "", "9", "s", None, None, None),
+        ("INSERT", "2", marked(2), "1", "a", "x", None, None),
+        ("UPDATE", "3", marked(3), "1", "b", None, '["big"]', None),
+        ("UPDATE", "4", marked(4), "2", "b", None, '["big"]', '{"id": 1}'),
+        ("UPDATE", "5", marked(5), "2", "c", "x", None, '{"t": "b"}'),
+        ("DELETE", "6", marked(6), "2", None, None, None, None),
+        ("DELETE", "7", marked(7), "9", 's"', None, None, None),
+        ("TRUNCATE", "8", marked(8), None, None, None, None, None),
+    ]
+    # A later copy adds its rows, under another type of a column too.
+    plain = Table("app", LOGGED.name, (Column("id", "bigint"), Column("t", "text")), staging=True)
+    staged = plain.ruled(LOGGED.rules)
+    new = copied(staged, [{"id": 5, "t": "later"}], 9)
+    await target.write([CreateTable(staged), InsertRows(staged, new)])
+    run = BootstrapRun("x", 9, 1, 1, staged)
+    state = TableState("app", LOGGED.name, Phase.LOADED, LOGGED, run=run)
+    await target.write(Book(Memory()).show(state))
+    await target.commit({})
+    found = await history(target, replace(staged, staging=False))
+    operations = [row[0] for row in found]
+    assert operations == [row[0] for row in rows] + ["SNAPSHOT"]
+    assert (int(found[-1][3]), found[-1][4]) == (5, "later")
