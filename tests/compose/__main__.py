@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.embedded.process import tied
@@ -30,7 +31,7 @@ _ROOT = _FOLDER.parents[1]
 class NoEngineError(HeadraceError):
     """An engine can't run on this machine."""
 
-    remedy = "Run it as root on Debian, with Go; a container needs the rights of a privileged one."
+    remedy = "Run it as root on Debian 12, with Go; a container needs a privileged one's rights."
 
 
 def _check_machine() -> None:
@@ -78,14 +79,7 @@ def _run(arguments: list[str]) -> int:
         "--timeout",
         "0",
     ]
-    with (parts.data / "in-use").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise NoEngineError(
-                f"Another run uses the engine's data in {parts.data}",
-                remedy="Wait until it has ended, or set XDG_CACHE_HOME to another folder.",
-            ) from error
+    with _alone(parts.data):
         process = subprocess.Popen(
             tied([*own, *first, *tests, _FOLDER, *arguments], signal.SIGKILL),
             cwd=_ROOT,
@@ -101,6 +95,27 @@ def _run(arguments: list[str]) -> int:
             process.kill()
             process.wait()
             _remove_control_groups()
+
+
+@contextlib.contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """Two engines must not share their data."""
+    with (data / "in-use").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NoEngineError(
+                f"Another run uses the engine's data in {data}",
+                remedy="Wait until it has ended, or set XDG_CACHE_HOME to another folder.",
+            ) from error
+        yield
+
+
+def _clean() -> None:
+    data = cached("docker-data", lambda _: None)
+    with _alone(data):
+        shutil.rmtree(data)
+    shutil.rmtree(cached("docker-engine-bookworm", lambda _: None))
 
 
 def _remove_control_groups() -> None:
@@ -122,16 +137,15 @@ def main() -> int:
         "--clean", action="store_true", help="remove the engine's images and packages, then end"
     )
     chosen, arguments = parser.parse_known_args()
-    if chosen.clean:
-        for name in ("docker-data", "docker-engine-bookworm"):
-            shutil.rmtree(cached(name, lambda _: None))
-        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
+        if chosen.clean:
+            _clean()
+            return 0
         _check_machine()
         return _run(arguments)
     except HeadraceError as error:
-        print(f"test:compose: {error}. {error.remedy}", file=sys.stderr)
+        print(f"test:compose: {error}", file=sys.stderr)
         return 1
 
 

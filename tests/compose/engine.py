@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -203,10 +204,8 @@ class Engine:
                 raise EngineError(f"slirp4netns does not start. It says:\n{log.read_text()}")
 
     def _spawn(self, command: Sequence[str], log: Path, fds: tuple[int, ...] = ()) -> None:
-        libraries = [
-            self.parts.tools / "usr/lib/x86_64-linux-gnu",
-            self.parts.tools / "lib/x86_64-linux-gnu",
-        ]
+        place = f"lib/{platform.machine()}-linux-gnu"
+        libraries = [self.parts.tools / "usr" / place, self.parts.tools / place]
         with log.open("ab") as output:
             self._processes.append(
                 subprocess.Popen(

@@ -60,8 +60,9 @@ def _unpack(folder: Path) -> None:
     downloads = folder / "packages"
     downloads.mkdir()
     # As root, apt downloads as another user, who may not write to every folder.
-    command = ["apt-get", "-o", "APT::Sandbox::User=root", "download", "-qq"]
-    fetch([*command, *_PACKAGES, *_LIBRARIES], downloads)
+    apt = ["apt-get", "-o", "APT::Sandbox::User=root", "-qq"]
+    fetch([*apt, "update"], downloads)
+    fetch([*apt, "download", *_PACKAGES, *_LIBRARIES], downloads)
     for package in sorted(downloads.iterdir()):
         fetch(["dpkg-deb", "-x", package, folder], folder)
     shutil.rmtree(downloads)

@@ -24,9 +24,12 @@ MIRRORED = (
     "print(*(r[0] for r in c.execute('SELECT id FROM profiled ORDER BY id')) if there else ())"
 )
 IN_FILES = (
-    "import json, pathlib; files = pathlib.Path('/sinks/files').rglob('*.jsonl');"
-    "print(*sorted(e['data']['id'] for f in files for e in map(json.loads, f.open())"
-    " if e.get('table') == 'profiled' and 'data' in e))"
+    "import io, json, pathlib, zstandard\n"
+    "for file in sorted(pathlib.Path('/sinks/files').rglob('*.ndjson.zst')):\n"
+    "    raw = zstandard.ZstdDecompressor().stream_reader(file.open('rb'), read_across_frames=True)\n"
+    "    for event in map(json.loads, io.TextIOWrapper(raw)):\n"
+    "        if event.get('table') == 'profiled' and event.get('operation') == 'INSERT':\n"
+    "            print(event['data']['id'])"
 )
 
 
@@ -130,7 +133,7 @@ async def test_the_console_shows_the_lake_and_the_backups(
 ) -> None:
     # After the test above, the lake has the table.
     tables = await asked(checkout, "lake/tables")
-    assert "profiled" in {item["table"] for item in tables["items"]}, tables
+    assert "public.profiled" in {item["table"] for item in tables["items"]}, tables
     assert (await asked(checkout, "lake"))["cuts"]
     checkout.shell("docker compose run --rm base-backup")
     assert len((await asked(checkout, "backups"))["backups"]) == 1
