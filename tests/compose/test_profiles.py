@@ -136,4 +136,4 @@ async def test_the_console_shows_the_lake_and_the_backups(
     assert "public.profiled" in {item["table"] for item in tables["items"]}, tables
     assert (await asked(checkout, "lake"))["cuts"]
     checkout.shell("docker compose run --rm base-backup")
-    assert len((await asked(checkout, "backups"))["backups"]) == 1
+    assert len((await asked(checkout, "backups"))["items"]) == 1
