@@ -878,6 +878,47 @@ BACKUP = Dashboard(
     ),
 )
 
+CONSOLE = Dashboard(
+    "headrace-console",
+    "Headrace: console",
+    (
+        *_process("console"),
+        Panel(
+            "Requests",
+            "ops",
+            {"{{source}}": f"{_rate('headrace_console_requests_total')} or on () vector(0)"},
+        ),
+        Panel(
+            "Refused requests in ten minutes",
+            "short",
+            {
+                "{{code}}": "sum by (code) (increase(headrace_console_refusals_total"
+                '{source=~"$source"}[10m])) or on () vector(0)'
+            },
+            "sign_in: a missing or wrong token. HeadraceConsoleRefusals fires above 30.",
+        ),
+        Panel(
+            "Acts in ten minutes",
+            "short",
+            {
+                "{{act}}": "sum by (act) (increase(headrace_console_acts_total"
+                '{source=~"$source"}[10m])) or on () vector(0)'
+            },
+            "The log of acts has who did what.",
+        ),
+        Panel(
+            "Tabs that follow live",
+            "short",
+            {"{{source}}": f"{_of('headrace_console_live_tabs')} or on () vector(0)"},
+        ),
+        Panel(
+            "Messages kept for tabs",
+            "short",
+            {"{{source}}": f"{_of('headrace_console_ring_messages')} or on () vector(0)"},
+        ),
+    ),
+)
+
 DASHBOARDS = (
     OVERVIEW,
     READER,
@@ -894,6 +935,7 @@ DASHBOARDS = (
     BACKUP,
     AUDIT,
     MIRROR,
+    CONSOLE,
 )
 
 

@@ -80,6 +80,9 @@ DRILLS = {
     "HeadraceTelemetryDown": gauge('up{job="headrace",instance="telemetry:9090"}', 0, 1),
     "HeadraceServiceDown": gauge('headrace_up{source="s",service="publisher"}', 0, 1),
     "HeadraceServiceNotReady": gauge('headrace_ready{source="s",service="publisher"}', 0, 1),
+    "HeadraceConsoleRefusals": counted(
+        "headrace_console_refusals_total", 'source="s",service="console",code="sign_in"', by=5
+    ),
     "HeadraceNatsReconnecting": counted("headrace_nats_reconnects_total"),
     "HeadraceSourceReconnecting": counted("headrace_pg_reconnects_total"),
     "HeadraceErrors": counted(

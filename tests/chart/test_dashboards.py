@@ -30,7 +30,15 @@ from tests.chart.prometheus import (
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "deploy/grafana/dashboards"
 PATIENCE_S = 60.0
-OPTIONAL = ("archiver", "audit-writer", "lake-writer", "sql-server", "wal-archiver", "sink")
+OPTIONAL = (
+    "archiver",
+    "audit-writer",
+    "lake-writer",
+    "sql-server",
+    "wal-archiver",
+    "sink",
+    "console",
+)
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 

@@ -68,7 +68,7 @@ export function NewSink() {
                 </Field>
                 <Field label="A record that the target refuses">
                   <select value={fields.park ? "yes" : "no"} onChange={(event) => change({ park: event.currentTarget.value === "yes" })}>
-                    <option value="yes">Is parked as a dead letter; the others continue</option>
+                    <option value="yes">Is parked; the others continue</option>
                     <option value="no">Stops the sink</option>
                   </select>
                 </Field>
@@ -111,7 +111,7 @@ function Planned({ of: sink, commands }: PlannedProps) {
           ["Promise", sink.promise ?? <span class="dim">not known</span>],
           ["Tables now", sink.tables.length > 0 ? visible(sink.tables.join(", ")) : <span class="dim">no published table fits</span>],
           ["Format", sink.format],
-          ["Then run", <ol>{commands.map((command) => <li key={command} class="line"><code class="break">{visible(command)}</code><Copy text={command} label={`Copy ${command}`} /></li>)}</ol>],
+          ["Then run", <ol>{commands.map((command) => <li key={command} class="line tight"><code class="break">{visible(command)}</code><Copy text={command} label={`Copy ${command}`} /></li>)}</ol>],
         ]}
       />
     </Card>

@@ -18,7 +18,7 @@ export function SinkReason({ of: sink }: { of: SinkLine }) {
 }
 
 const COLUMNS: readonly Column<SinkLine>[] = [
-  { name: "Sink", cell: (row) => <><a href={sinkHref(row.name)}>{row.name}</a><span class="sub break">{visible(row.to ?? "")}</span></>, sort: (row) => row.name },
+  { name: "Sink", cell: (row) => <><a href={sinkHref(row.name)}>{row.name}</a><span class="sub break wide-only">{visible(row.to ?? "")}</span></>, sort: (row) => row.name },
   { name: "State", cell: (row) => <State is={row.state} />, sort: (row) => row.state },
   { name: "Behind", kind: "n", cell: (row) => <>{duration(row.behind_s)}<span class="sub">{row.behind_messages === null ? "never ran" : plural(Number(row.behind_messages), "message")}</span></>, sort: (row) => row.behind_s ?? -1 },
   { name: "Position", kind: "n", cell: (row) => <><Position at={row.position} /><span class="sub">message {count(row.sequence)}</span></>, room: "wide-only" },

@@ -102,7 +102,7 @@ function PlanText({ of: plan }: { of: Plan }) {
       <Facts
         of={[
           ...Object.entries(plan.facts ?? {}).map(([name, value]) => [name, visible(value)] as const),
-          ["As a command", <span class="line"><code class="break">{visible(plan.command)}</code><Copy text={plan.command} label="Copy the command" /></span>],
+          ["As a command", <span class="line tight"><code class="break">{visible(plan.command)}</code><Copy text={plan.command} label="Copy the command" /></span>],
           ["Valid until", utc(plan.expires, 0)],
         ]}
       />
