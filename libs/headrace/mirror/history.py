@@ -24,10 +24,12 @@ def changed(table: Table, event: Event, row: Row, old: Row | None) -> Row:
     made = dict(row)
     before: Row = {}
     if event.operation == "DELETE":
+        # As much as the replica identity contains; `row` is then without values.
         made = dict(old or row)
     elif event.operation == "TRUNCATE":
         made = {}
     elif old is not None:
+        # With REPLICA IDENTITY FULL, the old row has the value that was not sent again.
         made |= {name: old[name] for name in unchanged if name in old}
         before = {name: value for name, value in old.items() if made.get(name) != value}
     lost = [name for name in unchanged if name not in made]

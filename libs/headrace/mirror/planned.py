@@ -17,6 +17,7 @@ def planned(scheme: str, tables: Iterable[Table], rules: CopyRules) -> list[Tabl
         made = table.ruled(rules.of(table.schema, table.name))
         called = name_in(scheme, made.place)
         source = (table.schema, table.name)
+        # The target itself would only notice it at the second one's first copy.
         if called in taken:
             raise SamePlaceError(taken[called], source, made.place)
         taken[called] = source

@@ -15,6 +15,7 @@ from headrace.sinks.templates import template
 from headrace.spark.request import parse_conditions
 
 _EVERY = "*.*"
+# PostgreSQL cuts off longer names, and the other targets have room for these.
 _NAME_BYTES = 63
 
 

@@ -328,6 +328,11 @@ async def test_deleted_rows_stay_exactly_once_through_kills_and_a_new_copy(
         (verdict,) = await verified(world, copy)
         count = len(await source(world, gone[0]))
         assert (verdict["equal"], verdict["rows"], verdict["marked"]) == (True, 1, count)
+        # A repair writes a row in the place of a marked one, and leaves the other marked ones.
+        await asyncio.to_thread(copy.read, f"UPDATE {there} SET {mark} = now() WHERE id = 3")
+        (verdict,) = await verified(world, copy, "--repair")
+        assert (verdict["equal"], verdict["repaired"], verdict["marked"]) == (True, 1, count)
+        await equals(world, copy, gone)
         assert "row_missing" not in process.output
         assert await process.stop() == 0
 
