@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from tests.compose.packages import compose_program, engine_folder
 
 _FOLDER = Path(__file__).parent
 _ROOT = _FOLDER.parents[1]
+GROUPS_TIMEOUT_S = 10.0
 
 
 class NoEngineError(HeadraceError):
@@ -119,14 +121,21 @@ def _clean() -> None:
 
 
 def _remove_control_groups() -> None:
-    """Remove what a killed engine leaves in the kernel; an empty group costs little, but stays."""
+    """Remove what a killed engine leaves in the kernel; an empty group costs little, but stays.
+
+    Its processes end a moment after the first one of their namespace.
+    """
     groups = Path("/sys/fs/cgroup")
-    for top in (groups / CGROUP, *groups.glob(f"*/{CGROUP}")):
-        for group in sorted(top.rglob("*/"), reverse=True):
-            with contextlib.suppress(OSError):
-                group.rmdir()
-        with contextlib.suppress(OSError):
-            top.rmdir()
+    deadline = time.monotonic() + GROUPS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        tops = [top for top in (groups / CGROUP, *groups.glob(f"*/{CGROUP}")) if top.exists()]
+        if not tops:
+            return
+        for top in tops:
+            for group in (*sorted(top.rglob("*/"), reverse=True), top):
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+        time.sleep(0.1)
 
 
 def main() -> int:
