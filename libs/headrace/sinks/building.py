@@ -15,10 +15,10 @@ from headrace.sinks.filters import (
     with_columns,
 )
 from headrace.sinks.formats import encoder
-from headrace.sinks.port import Promise, Sink, SinkOptions
+from headrace.sinks.port import Describe, Sink, SinkOptions
 from headrace.sinks.remembered import MarkStore, RememberedMarks
 from headrace.sinks.routing import Filter, Router
-from headrace.sinks.targets import imported, promise_of, sink_class
+from headrace.sinks.targets import imported, keeps_marks, sink_class
 from headrace.sinks.templates import template
 
 
@@ -62,6 +62,7 @@ def sink_of(
     environ: Mapping[str, str],
     stream: str,
     marks: MarkStore,
+    describe: Describe | None = None,
 ) -> Sink:
     """A sink for one session, with its marks in `marks` unless it keeps them itself."""
     made = sink_class(configuration.address(environ))
@@ -71,8 +72,9 @@ def sink_of(
             to=configuration.address(environ),
             stream=stream,
             options=configuration.secrets(environ),
+            describe=describe,
         )
     )
-    if promise_of(made) is Promise.EXACTLY_ONCE:
+    if keeps_marks(made):
         return sink
     return RememberedMarks(sink, marks)

@@ -176,6 +176,7 @@ KEYS: dict[str, tuple[str, Callable[[object], Any]]] = {
     "destination": ("destination", _template),
     "topic": ("destination", _template),
     "subject": ("destination", _template),
+    "index": ("destination", _template),
     "format": ("format", _choice(Format)),
     "snapshot": ("snapshot", _choice(Initial)),
     "batch": ("batch", _batch),

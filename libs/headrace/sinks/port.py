@@ -7,7 +7,7 @@ which also resolves a commit whose outcome is unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +18,10 @@ from headrace.sinks.routing import Record, RoutedTransaction
 
 # The key of the mark that says how far the stream was read; every other key is a source.
 SEEN = ""
+
+
+# A table's description: the `columns` of its last schema event and more, or None if unknown.
+Describe = Callable[[str, str], Awaitable[Mapping[str, Any] | None]]
 
 
 class Promise(StrEnum):
@@ -90,6 +94,9 @@ class SinkOptions:
     stream: str = ""
     # The sink's own table of headrace.toml, with secrets resolved.
     options: Mapping[str, Any] = field(default_factory=dict)
+    # Asks for a table's newest published description, by schema and name; None where there is no
+    # suite that publishes one.
+    describe: Describe | None = field(default=None, compare=False)
 
 
 class Sink(Protocol):

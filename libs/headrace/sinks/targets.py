@@ -24,6 +24,8 @@ _BUILT_IN = {
     "redis": ("headrace.sinks.valkey:ValkeySink", "valkey"),
     "rabbitmq-stream": ("headrace.sinks.rabbitmq_streams:RabbitStreamSink", "rabbitmq"),
     "rabbitmq": ("headrace.sinks.rabbitmq_queue:RabbitQueueSink", "rabbitmq"),
+    "opensearch": ("headrace.sinks.opensearch:OpenSearchSink", ""),
+    "elasticsearch": ("headrace.sinks.opensearch:OpenSearchSink", ""),
     "http": ("headrace.sinks.webhook:WebhookSink", ""),
     "https": ("headrace.sinks.webhook:WebhookSink", ""),
 }
@@ -78,6 +80,11 @@ def sink_class(to: str) -> SinkClass:
 def promise_of(made: SinkClass) -> Promise:
     """The promise of a sink's class."""
     return Promise(getattr(made, "promise", Promise.AT_LEAST_ONCE))
+
+
+def keeps_marks(made: SinkClass) -> bool:
+    """Whether the target has the sink's marks; otherwise the frame stores them."""
+    return bool(getattr(made, "keeps_marks", promise_of(made) is Promise.EXACTLY_ONCE))
 
 
 def pace_of(made: SinkClass) -> Pace:

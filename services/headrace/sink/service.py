@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -31,6 +33,7 @@ from headrace.consumer import (
     follow,
 )
 from headrace.consumer.behind import behind
+from headrace.contract.subjects_and_ids import table_token
 from headrace.errors import HeadraceError, SettingError, describe
 from headrace.jetstream.state import Cell, bucket_patiently
 from headrace.mirror.reach import READ_S, Reach
@@ -40,6 +43,7 @@ from headrace.settings import Settings
 from headrace.sink.catching_up import CatchingUp
 from headrace.sink.replay import Replay
 from headrace.sink.tables import TablesWorker
+from headrace.sinks.bootstrap import described
 from headrace.sinks.building import router_of, sink_of
 from headrace.sinks.configuration import ConfigurationError, SinkConfiguration, load_sinks
 from headrace.sinks.configuration_keys import Initial, OnError
@@ -195,7 +199,13 @@ class Worker:
             os.environ,
             f"{self.settings.streams.cdc}@{info.created}",
             StateMarks(Cell(self.state, marks_key(source, self.sink.name))),
+            self._described,
         )
+
+    async def _described(self, schema: str, table: str) -> Mapping[str, Any] | None:
+        """What the suite has published of a table last."""
+        token = table_token(schema, table)
+        return await described(self.client.jetstream(), self.settings.streams.schemas, token)
 
     async def _marks(self, sink: Sink) -> dict[str, Watermark]:
         """The committed marks; those that a reset asks for are committed before anything else."""

@@ -1,5 +1,5 @@
 """Fixtures of the sinks' tests."""
 
-from tests.support.sink_servers import kafka, own_kafka, own_valkey, rabbitmq, valkey
+from tests.support.sink_servers import kafka, opensearch, own_kafka, own_valkey, rabbitmq, valkey
 
-__all__ = ["kafka", "own_kafka", "own_valkey", "rabbitmq", "valkey"]
+__all__ = ["kafka", "opensearch", "own_kafka", "own_valkey", "rabbitmq", "valkey"]

@@ -22,11 +22,14 @@ from valkey.asyncio import Valkey
 
 from headrace.contract.values import SESSION_SETTINGS
 from headrace.testing.database import Database
+from headrace.testing.names import Names
+from headrace.testing.opensearch import OpenSearchServer
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 from headrace.testing.valkey import ValkeyServer
 from headrace.testing.value_cases import ARRAYS, CASES, TEXT, Both, Case
 from tests.support.exactly_once import environment
+from tests.support.opensearch_reading import Reader
 from tests.support.sinks import lines_of, sink_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -44,11 +47,13 @@ documents), reads it back by the target's own client, and compares every value w
   CloudEvents contain the same in `data`.
 - **Debezium** is `format = "debezium"`.
 - **Row** is a field of Valkey's hashes (`form = "state"`). NULL has no field.
+- **OpenSearch** is the document's value, and **field** the type of its field, by which it is found
+  ([OpenSearch](sinks-opensearch.md#types)).
 - **exact**: JSON can't hold some values of the type completely. Then the event also has PostgreSQL's text in `exact`
-  (in Debezium's envelope, as the value), and a row has that text. No value is rounded or cut.
+  (in Debezium's envelope, as the value), and a row has that text; a document has both. No value is rounded or cut.
 
-| type | PostgreSQL prints | JSON | Debezium | row | exact |
-|---|---|---|---|---|---|
+| type | PostgreSQL prints | JSON | Debezium | row | OpenSearch | field | exact |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -63,6 +68,9 @@ class Seen:
     exact: str | None = None
     debezium: Any = None
     row: bytes | None = None
+    document: Any = None
+    document_text: str | None = None
+    field: str = ""
 
 
 async def written(database: Database) -> dict[tuple[str, int], Seen]:
@@ -112,6 +120,9 @@ def check(seen: Seen) -> None:
     else:
         assert seen.exact == seen.printed, place
         assert seen.debezium == seen.printed, place
+    # The document keeps both: the value, and the text if the value loses something.
+    assert repr(seen.document) == repr(in_json(seen.wanted)), place
+    assert seen.document_text == seen.exact, place
     check_row(seen, place)
 
 
@@ -146,6 +157,8 @@ def page(values: Iterator[Seen]) -> str:
             *(cell(text) for text in (shown.case.type, shown.printed or "")),
             *(cell(json.dumps(one, ensure_ascii=False)) for one in (shown.json, shown.debezium)),
             cell(row),
+            cell(json.dumps(shown.document, ensure_ascii=False)),
+            shown.field,
             exact,
         )
         lines.append(f"| {' | '.join(cells)} |\n")
@@ -161,7 +174,12 @@ def cell(text: str) -> str:
 
 
 async def test_every_type_arrives_in_every_target_and_the_page_says_how(
-    own_postgres: OwnPostgres, own_nats: OwnNats, own_valkey: ValkeyServer, tmp_path: Path
+    own_postgres: OwnPostgres,
+    own_nats: OwnNats,
+    own_valkey: ValkeyServer,
+    opensearch: OpenSearchServer,
+    names: Names,
+    tmp_path: Path,
 ) -> None:
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
@@ -172,18 +190,25 @@ async def test_every_type_arrives_in_every_target_and_the_page_says_how(
         folder.mkdir()
         parts.append(f'[[sink]]\nname = "{form}"\nto = "{folder.as_uri()}"\nformat = "{form}"\n')
     parts.append(f'[[sink]]\nname = "rows"\nto = "valkey://127.0.0.1:{own_valkey.port}"\n')
+    search = names.other("sink").lower().replace("_", "-")
+    parts.append(
+        f'[[sink]]\nname = "{search}"\nto = "opensearch://127.0.0.1:{opensearch.port}"\n'
+        f'index = "{search}.{{table}}"\noptions = {{replicas = 0}}\n'
+    )
     config = tmp_path / "headrace.toml"
     config.write_text("".join(f"{part}batch = {{wait_ms = 200}}\n" for part in parts))
     settings = environment(postgres, server, "event")
     async with contextlib.AsyncExitStack() as stack:
         suite = await stack.enter_async_context(Suite(settings, tmp_path))
         await suite.logged("wal-reader", "epoch_opened")
-        for name in (*folders, "rows"):
+        for name in (*folders, "rows", search):
             await stack.enter_async_context(sink_process(settings, config, name))
         found = await written(database)
         client: Any = await stack.enter_async_context(Valkey(port=own_valkey.port))
         async with asyncio.timeout(WAIT_S):
             while not await complete(found, folders, client):  # noqa: ASYNC110  # other processes
+                await asyncio.sleep(0.5)
+            while not searched(found, Reader(opensearch), search):  # noqa: ASYNC110  # another process
                 await asyncio.sleep(0.5)
     await database.close()
     for seen in found.values():
@@ -217,3 +242,27 @@ async def complete(
         arrived += bool(await client.exists(key))
         seen.row = await client.hget(key, "v")
     return arrived == 3 * len(found)
+
+
+def searched(found: dict[tuple[str, int], Seen], reader: Reader, prefix: str) -> bool:
+    """Read every document and the fields; whether all are there."""
+    arrived = 0
+    for table in {table for table, _ in found}:
+        index = f"{prefix}.{table}"
+        rows = reader.every(index)
+        for row in rows:
+            seen = found[table, row["id"]]
+            seen.document = row["v"]
+            seen.document_text = row.get("=text", {}).get("v")
+            seen.field = described(reader.fields(index)["v"])
+        arrived += len(rows)
+    return arrived == len(found)
+
+
+def described(field: dict[str, Any]) -> str:
+    """The type of a field, and those of the fields within it."""
+    kind = str(field.get("type", "object"))
+    if field.get("enabled") is False:
+        kind = "object, not indexed"
+    inner = (f"`.{name}` {one['type']}" for name, one in field.get("fields", {}).items())
+    return ", ".join((kind, *inner))

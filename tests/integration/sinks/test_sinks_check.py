@@ -14,6 +14,7 @@ from headrace.embedded.ports import free_port
 from headrace.sinks import SinkOptions
 from headrace.sinks.files import FilesSink
 from headrace.sinks.kafka import KafkaSink
+from headrace.sinks.opensearch import OpenSearchSink
 from headrace.sinks.port import CheckableSink, SinkAwayError, SinkError
 from headrace.sinks.rabbitmq_queue import RabbitQueueSink
 from headrace.sinks.rabbitmq_streams import RabbitStreamSink
@@ -22,8 +23,10 @@ from headrace.sinks.valkey import ValkeySink
 from headrace.sinks.webhook import WebhookSink
 from headrace.testing.kafka import KafkaServer
 from headrace.testing.names import Names
+from headrace.testing.opensearch import OpenSearchServer
 from headrace.testing.rabbitmq import RabbitServer
 from headrace.testing.valkey import ValkeyServer
+from tests.support.opensearch_reading import Reader
 from tests.support.rabbitmq_reading import queue_messages
 from tests.support.sink_records import inserts, marks
 from tests.support.webhook_receiver import SECRET, Receiver, serve
@@ -94,6 +97,19 @@ async def test_a_check_of_rabbitmq_creates_nothing(rabbitmq: RabbitServer, names
         await wrong.close()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_check_of_opensearch_creates_nothing(
+    opensearch: OpenSearchServer, names: Names
+) -> None:
+    name = names.other("sink").lower()
+    options = SinkOptions(name, f"opensearch://127.0.0.1:{opensearch.port}")
+    checking = OpenSearchSink(options)
+    assert await checking.check() == "opensearch 3.8.0 accepts the login"
+    assert Reader(opensearch).indices(f"*{name}*") == []
+    await undisturbed(OpenSearchSink(options), checking, name)
+
+
 async def test_a_check_of_files_creates_none(tmp_path: Path) -> None:
     options = SinkOptions("files", tmp_path.as_uri())
     checking = FilesSink(options)
@@ -122,7 +138,12 @@ async def test_a_check_of_a_webhook_sends_no_request() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "scheme"),
-    [(ValkeySink, "valkey"), (RabbitQueueSink, "rabbitmq"), (RabbitStreamSink, "rabbitmq-stream")],
+    [
+        (OpenSearchSink, "opensearch"),
+        (ValkeySink, "valkey"),
+        (RabbitQueueSink, "rabbitmq"),
+        (RabbitStreamSink, "rabbitmq-stream"),
+    ],
 )
 async def test_a_check_of_a_server_that_is_away_says_so(kind: Any, scheme: str) -> None:
     sink = kind(SinkOptions("shop", f"{scheme}://127.0.0.1:{free_port()}"))

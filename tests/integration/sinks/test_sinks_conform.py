@@ -18,18 +18,21 @@ from headrace.embedded.ports import free_port
 from headrace.embedded.server import EmbeddedServer
 from headrace.sinks import Promise, SinkOptions
 from headrace.sinks.kafka import KafkaSink
+from headrace.sinks.opensearch import OpenSearchSink
 from headrace.sinks.rabbitmq_queue import RabbitQueueSink
 from headrace.sinks.rabbitmq_streams import RabbitStreamSink
 from headrace.sinks.valkey import ValkeySink
 from headrace.sinks.webhook import WebhookSink
 from headrace.testing.kafka import KafkaServer
 from headrace.testing.names import Names
+from headrace.testing.opensearch import OpenSearchServer
 from headrace.testing.rabbitmq import RabbitServer
 from headrace.testing.servers import SessionServers
 from headrace.testing.sinks import conformance
 from headrace.testing.sinks.records import MARK
 from headrace.testing.valkey import ValkeyServer
 from tests.support.kafka_reading import header, records
+from tests.support.opensearch_reading import Reader
 from tests.support.rabbitmq_reading import IDLE_S, body, consumed, properties, stream_messages
 from tests.support.webhook_receiver import SECRET, Receiver, serve
 
@@ -157,6 +160,29 @@ async def test_valkey_keeps_every_claim(
     )
     missing = set(all_claims(Promise.EXACTLY_ONCE)) - set(checked)
     assert missing == (set() if changes else ONLY_CHANGES)
+
+
+async def test_opensearch_keeps_every_claim(opensearch: OpenSearchServer, names: Names) -> None:
+    name = names.other("sink").lower()
+    reader = Reader(opensearch)
+
+    def options(port: int) -> SinkOptions:
+        return SinkOptions(name, f"opensearch://127.0.0.1:{port}", "one", {"replicas": 0})
+
+    def notes() -> list[str]:
+        rows = reader.rows(name).values()
+        return [row["note"] for row in sorted(rows, key=lambda row: row["id"])]
+
+    checked = await conformance.check(
+        lambda: OpenSearchSink(options(opensearch.port)),
+        notes,
+        process=conformance.Process(
+            "opensearch:", options(opensearch.port), ("sink.half_written", "sink.half_committed")
+        ),
+        proxied=conformance.Proxied(opensearch.port, lambda port: OpenSearchSink(options(port))),
+        destination=name,
+    )
+    assert checked == all_claims(Promise.RIGHT_STATE)
 
 
 def in_stream(server: RabbitServer, stream: str) -> list[tuple[str, bytes]]:

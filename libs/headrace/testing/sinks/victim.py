@@ -18,12 +18,12 @@ from headrace.consumer import FileWatermarks, Transaction, Watermark
 from headrace.lsn import ORIGIN
 from headrace.metrics.counters import Counters
 from headrace.process import failpoint
-from headrace.sinks.port import Pace, Promise, SinkOptions
+from headrace.sinks.port import Pace, SinkOptions
 from headrace.sinks.reading import source_mark
 from headrace.sinks.remembered import RememberedMarks
 from headrace.sinks.routing import Router
 from headrace.sinks.session import SinkSession
-from headrace.sinks.targets import sink_class
+from headrace.sinks.targets import keeps_marks, sink_class
 from headrace.testing.sinks.records import SOURCE, of_number
 
 # A commit every few transactions.
@@ -70,8 +70,9 @@ class FileMarks:
 async def deliver(task: Mapping[str, Any]) -> None:
     """One session, from the committed marks."""
     given = {name: task[name] for name in ("name", "to", "stream", "options")}
-    sink = sink_class(task["sink"])(SinkOptions(**given))
-    if sink.promise is not Promise.EXACTLY_ONCE:
+    made = sink_class(task["sink"])
+    sink = made(SinkOptions(**given))
+    if not keeps_marks(made):
         sink = RememberedMarks(sink, FileMarks(FileWatermarks(Path(task["marks"]))))
     # From here on as in the service: the marks decide which transaction is next.
     marks = dict(await sink.open())

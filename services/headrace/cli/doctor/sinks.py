@@ -39,6 +39,8 @@ _PORTS = {
     "redis": 6379,
     "rabbitmq": 5672,
     "rabbitmq-stream": 5552,
+    "opensearch": 9200,
+    "elasticsearch": 9200,
     "http": 80,
     "https": 443,
 }
