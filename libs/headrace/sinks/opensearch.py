@@ -1,8 +1,8 @@
 """OpenSearch as a sink: each row is a document of its table's index.
 
 Every write has an external version that follows from the change's position in the source, so the
-server refuses whatever is older than what it has: changes may come again, in any order. The
-position is a document of an index of its own, written only if nobody else has written it since.
+server refuses a write that is older than its document: changes may come again, in any order. The
+position is a document of a separate index, written only if nobody else has written it since.
 
 It promises that a commit's changes are stored before its position, and that what it can't apply
 is refused by name.

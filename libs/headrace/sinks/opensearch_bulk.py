@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.process.failpoint import failpoint
-from headrace.sinks.opensearch_client import Client, Patience, is_blocked, part, reason
+from headrace.sinks.opensearch_client import Client, Pauses, is_blocked, part, reason
 from headrace.sinks.opensearch_indices import delete_line, index_line
 from headrace.sinks.opensearch_names import is_open_ended
-from headrace.sinks.opensearch_pending import Action
+from headrace.sinks.opensearch_pending import RowAction
 from headrace.sinks.port import RefusedError, SinkAwayError, SinkError
 from headrace.sinks.routing import Record
 
@@ -23,7 +23,7 @@ _READ = 200
 _DONE = frozenset({200, 201, 404, 409})
 _BUSY = frozenset({429, 503})
 
-Actions = Mapping[str, Mapping[str, Action]]
+RowActions = Mapping[str, Mapping[str, RowAction]]
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Bulk:
         self._bytes_max = bytes_max
         self._document_bytes_max = document_bytes_max
 
-    async def write(self, actions: Actions) -> None:
+    async def write(self, actions: RowActions) -> None:
         """Write actions, by the index's writing alias and document.
 
         Rows that take values from a document under another key come first, and deletes last: while
@@ -68,7 +68,7 @@ class Bulk:
                 await self._send(lines)
                 failpoint("sink.half_written")
 
-    def _body(self, action: Action) -> bytes:
+    def _body(self, action: RowAction) -> bytes:
         try:
             body = action.body()
         except TypeError as error:
@@ -79,7 +79,7 @@ class Bulk:
             )
         return body
 
-    async def _fill(self, writer: str, by_document: Mapping[str, Action]) -> set[str]:
+    async def _fill(self, writer: str, by_document: Mapping[str, RowAction]) -> set[str]:
         """Take values that events lack from the documents; returns those that are done already."""
         asking = {document: action for document, action in by_document.items() if action.missing}
         wanted = sorted({*asking, *(action.origin for action in asking.values())})
@@ -125,13 +125,13 @@ class Bulk:
 
     async def _until_done(self, batch: list[_Line]) -> None:
         """Send a batch, and again what the server was too busy for."""
-        patience = Patience(self._client.where)
+        patience = Pauses(self._client.where)
         while True:
             busy = await self._attempt(batch)
             if not busy:
                 return
             if len(busy) < len(batch):
-                patience = Patience(self._client.where)
+                patience = Pauses(self._client.where)
             batch = busy
             await patience.pause("it is too busy")
 

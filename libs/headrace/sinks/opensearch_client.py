@@ -49,7 +49,7 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An answer that is no failure of the request as a whole."""
 
     status: int
@@ -115,13 +115,13 @@ class Client:
         *,
         accept: tuple[int, ...] = (),
         **query: str,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send a request. Returns a success, or an answer with one of the statuses `accept`; tries
         again while the server is too busy.
         """
         data = body if isinstance(body, bytes | None) else orjson.dumps(body)
         kind = "application/x-ndjson" if isinstance(body, bytes) else "application/json"
-        patience = Patience(self.where)
+        patience = Pauses(self.where)
         while True:
             found = await self._once(method, path, data, kind, query)
             if found.status < 300 or found.status in accept:
@@ -132,7 +132,7 @@ class Client:
 
     async def _once(
         self, method: str, path: str, data: bytes | None, kind: str, query: Mapping[str, str]
-    ) -> Answer:
+    ) -> HttpAnswer:
         assert self._http is not None, "the sink is open"
         # Already encoded: a name may contain any byte.
         url = URL(f"{self._base}{path}", encoded=True).with_query(query)
@@ -147,7 +147,7 @@ class Client:
                 allow_redirects=False,
             ) as answer:
                 raw = await answer.read()
-                return Answer(answer.status, _decoded(raw))
+                return HttpAnswer(answer.status, _decoded(raw))
         except aiohttp.ClientConnectorCertificateError as error:
             raise SinkAwayError(
                 f"The certificate of {self.where} is not valid: {describe(error)}",
@@ -156,7 +156,7 @@ class Client:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise SinkAwayError(f"{self.where} did not answer: {describe(error)}") from error
 
-    def _failed(self, method: str, path: str, found: Answer) -> SinkError:
+    def _failed(self, method: str, path: str, found: HttpAnswer) -> SinkError:
         said = reason(found.body)
         doing = f"{method} {path.partition('?')[0]}"
         if found.status in {401, 403} and not is_blocked(found.body):
@@ -172,7 +172,7 @@ class Client:
         return SinkError(f"{self.where} refused to {doing}: {found.status} {said}")
 
 
-class Patience:
+class Pauses:
     """Pauses between attempts, which become longer, and end."""
 
     def __init__(self, where: str) -> None:

@@ -49,7 +49,7 @@ class Index:
     # The version and position of the last schema event that it has applied; 0 if none.
     applied: int = 0
     shaped: Position = ORIGIN
-    # The snapshot that it was made for.
+    # The snapshot that it contains.
     copy: str = ""
     # Not visible to readers yet.
     staged: bool = False
@@ -145,7 +145,7 @@ class Indices:
         return next(found, None)
 
     async def begin(self, index: Index) -> Index:
-        """Create the first index of a destination, visible at once."""
+        """Create the first index of a destination, visible immediately."""
         await self.confirm()
         await self._refuse_others(index.alias)
         await self._create(replace(index, staged=False))

@@ -1,7 +1,7 @@
-"""PostgreSQL's types as OpenSearch's, and rows as documents. Pure.
+"""PostgreSQL's types as OpenSearch's, and rows as documents.
 
 Promises: a document's source has every value as the event has it, and nothing is rounded, cut or
-left out. What OpenSearch can't index, such as infinity in a number, is in the source only.
+left out. Values that OpenSearch can't index, such as infinity, are in the source only.
 """
 
 from __future__ import annotations

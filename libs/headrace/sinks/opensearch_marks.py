@@ -1,4 +1,4 @@
-"""The marks of an OpenSearch sink: a document of an index of their own.
+"""The marks of an OpenSearch sink: a document of a separate index.
 
 Promises: the document is replaced only if it is the one that this session has written last, so of
 two processes the older can't commit, and a server that has lost commits ends the session.
@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.consumer.watermark import Watermark
 from headrace.sinks.marks import marks_from_json, marks_to_json
-from headrace.sinks.opensearch_client import Answer, Client, part
+from headrace.sinks.opensearch_client import Client, HttpAnswer, part
 from headrace.sinks.port import SinkAwayError, SinkFencedError
 
 INDEX = "headrace~marks"
@@ -29,7 +29,7 @@ class StoredMarks:
         self._sink = sink
         self._stream = stream
         self._path = f"/{part(INDEX)}/_doc/{part(sink)}"
-        # What the server has of this session: its number, and the version of the document.
+        # The number of this session, and the version of the document that it has written.
         self.session = 0
         self._held: dict[str, str] = {}
         self._written = b""
@@ -74,7 +74,7 @@ class StoredMarks:
         # As a text: positions are beyond the numbers that some readers of JSON hold.
         return {"session": self.session, "marks": self._written.decode()}
 
-    def _lost(self, found: Answer) -> SinkFencedError | SinkAwayError:
+    def _lost(self, found: HttpAnswer) -> SinkFencedError | SinkAwayError:
         source: Mapping[str, Any] = found.body.get("_source") or {}
         if int(source.get("session", 0)) > self.session:
             return SinkFencedError(f"{self._client.where}: another process has opened {self._sink}")

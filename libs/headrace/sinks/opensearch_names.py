@@ -1,7 +1,7 @@
-"""Names and versions in OpenSearch: of indices, fields and documents. Pure.
+"""Names and versions in OpenSearch: of indices, fields and documents.
 
-Promises: two destinations, columns or keys never get the same name, whatever characters they
-contain, and a later change of a row never gets a lower version than an earlier one.
+Promises: two destinations, columns or keys never get the same name, no matter which characters
+they contain, and a later change of a row never gets a lower version than an earlier one.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def document_id(record: Record) -> str:
     found = record.key.decode()
     if len(parts) == 1:
         text = parts[0] if isinstance(parts[0], str) else orjson.dumps(parts[0]).decode()
-        # What looks like another form of an ID, or is no ID, keeps the brackets.
+        # A text that looks like another form of an ID, or is no ID, keeps the brackets.
         if text and not text.startswith(("[", _HASHED)):
             found = text
     if len(found.encode()) <= ID_BYTES_MAX:

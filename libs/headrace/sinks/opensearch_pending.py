@@ -1,7 +1,7 @@
-"""The changes of one index that are not written yet: the last state of each row. Pure.
+"""The changes of one index that are not written yet: the last state of each row.
 
 Promises: of each row there is one action, with the version of its last change, and it follows from
-the events alone, so a replay writes the same. A value that the events lack is taken from the
+the events only, so a replay writes the same. A value that the events lack is taken from the
 document that had it, or the document names its column as unknown.
 """
 
@@ -28,7 +28,7 @@ KEY_CHANGE = "-old"
 
 
 @dataclass(slots=True)
-class Action:
+class RowAction:
     """What becomes of one document."""
 
     record: Record
@@ -42,7 +42,7 @@ class Action:
     origin: str = ""
     unknown: set[str] = field(default_factory=set)
 
-    def keep(self, names: Iterable[str], before: Action | None, origin: str) -> None:
+    def keep(self, names: Iterable[str], before: RowAction | None, origin: str) -> None:
         """Let fields have the value that they had."""
         assert self.fields is not None, "a delete keeps nothing"
         for name in names:
@@ -86,9 +86,9 @@ class Action:
 class Pending:
     """The actions of one index, by document."""
 
-    actions: dict[str, Action] = field(default_factory=dict)
+    actions: dict[str, RowAction] = field(default_factory=dict)
     # A delete whose update may follow, the document, and its former action.
-    _leaving: tuple[Record, str, Action | None] | None = None
+    _leaving: tuple[Record, str, RowAction | None] | None = None
 
     def take(self, record: Record) -> None:
         """Add a change of a row."""
@@ -104,15 +104,17 @@ class Pending:
         if event.operation == "DELETE":
             if record.id.endswith(KEY_CHANGE):
                 self._leaving = record, document, before
-            self.actions[document] = Action(record, version)
+            self.actions[document] = RowAction(record, version)
             return
         self.actions[document] = self._state(record, version, origin, before)
 
-    def _state(self, record: Record, version: int, origin: str, before: Action | None) -> Action:
+    def _state(
+        self, record: Record, version: int, origin: str, before: RowAction | None
+    ) -> RowAction:
         payload = record.event.payload
         fields = fields_of(payload.get("data") or {})
         exact = {field_name(name): text for name, text in (payload.get("exact") or {}).items()}
-        action = Action(record, version, fields, exact)
+        action = RowAction(record, version, fields, exact)
         unchanged = {name: field_name(name) for name in payload.get("unchanged") or ()}
         # REPLICA IDENTITY FULL sends them with the old row.
         old = old_row(payload) or {}
@@ -128,7 +130,7 @@ class Pending:
             action.keep(rest, before, origin)
         return action
 
-    def clear(self) -> dict[str, Action]:
+    def clear(self) -> dict[str, RowAction]:
         """Hand over the actions."""
         found, self.actions, self._leaving = self.actions, {}, None
         return found

@@ -1,4 +1,4 @@
-"""Schema events as changes of an index's fields and documents. Pure."""
+"""Schema events as changes of an index's fields and documents."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Step = Callable[[Source], None]
 
 
 @dataclass(slots=True)
-class Plan:
-    """What a schema event makes of an index."""
+class SchemaPlan:
+    """The consequences of a schema event for an index."""
 
     properties: Properties
     # Steps for each document; with any of them, the index is built again.
@@ -40,13 +40,13 @@ class Plan:
             step(source)
 
 
-def planned(payload: Mapping[str, Any], known: Properties, where: str, remedy: str) -> Plan:
+def planned(payload: Mapping[str, Any], known: Properties, where: str, remedy: str) -> SchemaPlan:
     """The plan for a schema event; `known` are the index's fields."""
     if payload.get("resync"):
         raise SinkError(
             f"{where} has changed in a way that its events do not describe", remedy=remedy
         )
-    plan = Plan(properties_of(payload.get("columns") or ()))
+    plan = SchemaPlan(properties_of(payload.get("columns") or ()))
     for change in payload.get("changes") or ():
         match change["change"]:
             case "column_added":
