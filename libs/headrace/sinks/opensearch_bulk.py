@@ -94,13 +94,15 @@ class Bulk:
                     found[one["_id"]] = one
         done = set()
         for document, action in asking.items():
-            own, origin = found.get(document), found.get(action.origin)
+            own = found.get(document)
             if own is not None and own["_version"] >= action.version:
                 done.add(document)
                 continue
-            # A later document is of another row, which has the key now.
-            is_before = origin is not None and origin["_version"] < action.version
-            action.fill(origin["_source"] if origin is not None and is_before else None)
+            origin = found.get(action.origin)
+            if origin is not None and origin["_version"] >= action.version:
+                # It is of another row, which has the key now.
+                origin = None
+            action.fill(origin)
         return done
 
     async def send_lines(self, lines: Sequence[bytes]) -> None:

@@ -136,15 +136,16 @@ class Client:
         assert self._http is not None, "the sink is open"
         # Already encoded: a name may contain any byte.
         url = URL(f"{self._base}{path}", encoded=True).with_query(query)
-        headers = {"Content-Type": kind} if data is not None else {}
+        # As a file, a large body is sent in pieces, and other tasks run in between.
+        sent: dict[str, Any] = {}
+        if data is not None:
+            sent = {"data": io.BytesIO(data), "headers": {"Content-Type": kind}}
         try:
             async with self._http.request(
                 method,
                 url,
-                # As a file, a large body is sent in pieces, and other tasks run in between.
-                data=io.BytesIO(data) if data is not None else None,
-                headers=headers,
                 allow_redirects=False,
+                **sent,
             ) as answer:
                 raw = await answer.read()
                 return HttpAnswer(answer.status, _decoded(raw))

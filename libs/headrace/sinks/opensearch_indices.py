@@ -57,8 +57,7 @@ class Index:
 
     @property
     def name(self) -> str:
-        number = f"{self.alias}~{self.generation:06d}"
-        return f"{number}.{self.session}" if self.session else number
+        return f"{self.alias}~{self.generation:06d}.{self.session}"
 
     def has_shape(self, version: int, position: Position) -> bool:
         """Whether a schema event comes again. Versions begin again when a suite does."""

@@ -59,11 +59,12 @@ class RowAction:
             else:
                 self.unknown.add(name)
 
-    def fill(self, source: Mapping[str, Any] | None) -> None:
+    def fill(self, document: Mapping[str, Any] | None) -> None:
         """Take the missing fields from the document that has them, if there is one."""
         assert self.fields is not None, "a delete misses nothing"
+        source = (document or {}).get("_source") or {}
         for name in self.missing:
-            if source is None or name not in source:
+            if name not in source:
                 self.unknown.add(name)
                 continue
             self.fields[name] = source[name]

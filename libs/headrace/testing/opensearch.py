@@ -41,7 +41,7 @@ _POM = f"""<project>
   <dependencies>{"".join(_DEPENDENCY.format(*one) for one in _ARTIFACTS)}</dependencies>
 </project>
 """
-# A module has a folder of its own, and none of its jars may be on the class path.
+# A module has a separate folder, and none of its jars may be on the class path.
 _MODULE = "modules/transport-netty4"
 _OF_MODULE = ("netty-", "transport-netty4-", "opensearch-netty4-")
 _DESCRIPTOR = f"""name=transport-netty4

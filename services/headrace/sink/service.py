@@ -203,7 +203,7 @@ class Worker:
         )
 
     async def _described(self, schema: str, table: str) -> Mapping[str, Any] | None:
-        """What the suite has published of a table last."""
+        """The newest description of a table that the suite has published."""
         token = table_token(schema, table)
         return await described(self.client.jetstream(), self.settings.streams.schemas, token)
 

@@ -1,5 +1,5 @@
-"""A sink in OpenSearch, read by plain HTTP: each row as a document, with the right state however
-often and in whatever order changes come.
+"""A sink in OpenSearch, read by plain HTTP: each row as a document, with the right state even if
+changes come again, in any order.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ async def test_a_replay_in_any_order_leaves_the_same_state(place: Place, seed: i
     versions = place.reader.versions(place.index)
     if seed is not None:
         random.Random(seed).shuffle(found)
-    # Each in a session and a request of its own, so that nothing is collapsed before it is sent.
+    # Each in a separate session and request, so that nothing is collapsed before it is sent.
     for one in found:
         await place.apply(one)
     assert place.rows() == AFTER_HISTORY
@@ -576,7 +576,7 @@ async def test_a_new_copy_of_a_table_that_is_empty_now_empties_the_index(place: 
 
 async def test_the_memory_of_deletes_is_set_and_kept(place: Place) -> None:
     await place.apply(place.inserts(8, 1))
-    path = f"/{place.index}~000001/_settings"
+    path = f"/{place.index}/_settings"
 
     def kept() -> str:
         (found,) = place.reader.ask("GET", path).values()

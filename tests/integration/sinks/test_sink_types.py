@@ -245,7 +245,7 @@ async def complete(
 
 
 def searched(found: dict[tuple[str, int], Seen], reader: Reader, prefix: str) -> bool:
-    """Read every document and the fields; whether all are there."""
+    """Read every document and the fields; whether all have arrived."""
     arrived = 0
     for table in {table for table, _ in found}:
         index = f"{prefix}.{table}"
