@@ -140,7 +140,8 @@ class OpenSearchSink:
         """Write the rows, then the marks."""
         self._refuse_what_is_over(marks)
         await self._flush()
-        # Before the marks: a change that follows must not go to the former index.
+        # Before the marks: a change that follows must not go to the former index. If the process
+        # ends in between, the last chunk comes again, and its rows have versions already.
         await self._begin_copies(marks)
         await self._end_copies(marks)
         failpoint("sink.half_committed")
@@ -181,6 +182,7 @@ class OpenSearchSink:
             case "TRUNCATE":
                 index = await self._index_of(record)
                 if not self._is_done(index, record):
+                    # Rows that the same transaction inserts afterwards have a later position.
                     lsn, seq = event.position
                     await self._empty(index, Position(lsn, seq + 1))
             case "INSERT" | "UPDATE" | "DELETE":
@@ -199,6 +201,7 @@ class OpenSearchSink:
         """The index for a record, which is created for the first one."""
         event = record.event
         alias = index_name(record.destination)
+        # Only rows of the copy itself: changes follow after it.
         staged = self._indices.staged.get(alias)
         if staged is not None and event.payload.get("snapshot"):
             return staged
@@ -254,6 +257,7 @@ class OpenSearchSink:
         elif plan.empties:
             await self._empty(index, event.position, applied=version, shaped=event.position)
         elif plan.steps:
+            # They have the shape of before, and are changed with the documents.
             if index.writer in self._pending:
                 await self._write([index.writer])
             # A row that has changed before in the same transaction may change again.
@@ -261,6 +265,7 @@ class OpenSearchSink:
             following = index.following(floor=event.position, **changed)
             await self._indices.rebuild(index, following, limit, plan.change, self._bulk.send_lines)
         else:
+            # A field's type can't change: the index may have been described more recently.
             changed["properties"] = plan.properties | index.properties
             await self._indices.describe(replace(index, **changed))
 
@@ -273,6 +278,7 @@ class OpenSearchSink:
             staged = self._indices.staged.get(index.alias)
             if copy.snapshot_id in {index.copy, staged.copy if staged else ""}:
                 continue
+            # The table's shape may have changed in a way that its events do not describe.
             following = index.following(
                 floor=Position(copy.lsn, 0),
                 copy=copy.snapshot_id,

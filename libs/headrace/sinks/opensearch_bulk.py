@@ -132,6 +132,7 @@ class Bulk:
             busy = await self._attempt(batch)
             if not busy:
                 return
+            # Some progress: the server is slow and not stuck.
             if len(busy) < len(batch):
                 patience = Pauses(self._client.where)
             batch = busy
@@ -144,6 +145,7 @@ class Bulk:
             "/_bulk",
             b"".join(line.data for line in batch),
             accept=(413,),
+            # No request creates an index by accident.
             require_alias="true",
             filter_path="items.*.status,items.*.error",
         )

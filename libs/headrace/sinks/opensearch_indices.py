@@ -175,6 +175,7 @@ class Indices:
             aliases[index.alias] = {}
         body = {
             "settings": {"index.mapping.total_fields.limit": _FIELDS_MAX, **self.settings},
+            # A column that is not described yet is in the source, and is found later.
             "mappings": {"dynamic": False, **self._mapping(index)},
             "aliases": aliases,
         }
@@ -211,6 +212,7 @@ class Indices:
         await self.confirm()
         # Documents become visible to searches by a refresh.
         await self.client.ask("POST", f"/{part(index.name)}/_refresh")
+        # In one step: no reader finds both, or neither.
         actions: list[dict[str, Any]] = [{"add": {"index": index.name, "alias": index.alias}}]
         former = self.current.get(index.alias)
         if former is not None:
@@ -264,6 +266,7 @@ def _position(text: str) -> Position:
 def _line(index: Index, hit: Mapping[str, Any], version_max: int, change: Change) -> bytes:
     source = dict(hit["_source"])
     change(source)
+    # Its own version otherwise, so that a replay of later changes is still recognized.
     version = min(hit["_version"], version_max)
     return index_line(index.writer, hit["_id"], version, orjson.dumps(source))
 

@@ -25,6 +25,7 @@ _DOUBLE = {"type": "double", "ignore_malformed": True}
 _DATE = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
 # Exact as a keyword; to search for ranges there is `column.number`, which is rounded.
 _NUMERIC = {**_KEYWORD, "fields": {"number": _DOUBLE}}
+# Keys of documents are as many as their writers like, and each would become a field.
 _DOCUMENT = {"type": "object", "enabled": False}
 _BY_TYPE: dict[str, Any] = {
     "boolean": {"type": "boolean"},

@@ -39,6 +39,7 @@ class StoredMarks:
         await self._client.ask("PUT", f"/{part(INDEX)}", _BODY, accept=(400,))
         found = await self._client.ask("GET", self._path, accept=(404,))
         marks: dict[str, Watermark] = {}
+        # If there is no document, of two processes only one can create it.
         query = {"op_type": "create"}
         if found.body.get("found"):
             source = found.body["_source"]

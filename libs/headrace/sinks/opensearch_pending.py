@@ -53,6 +53,7 @@ class RowAction:
                 self.fields[name] = before.fields[name]
                 if name in before.exact:
                     self.exact[name] = before.exact[name]
+            # Nobody has read it yet: it is still where the earlier change would have found it.
             elif name in before.missing:
                 self.missing.add(name)
                 self.origin = before.origin

@@ -64,6 +64,7 @@ def planned(payload: Mapping[str, Any], known: Properties, where: str, remedy: s
                     plan.steps.append(_kept)
             case "table_dropped":
                 plan.empties = True
+            # Another key would give every document another ID.
             case kind if kind not in _HARMLESS:
                 raise SinkError(f"The sink can't apply {kind} of {where}", remedy=remedy)
     return plan
