@@ -158,6 +158,8 @@ class Engine:
         )
         if done.returncode != 0:
             printed = (done.stdout + (done.stderr or b"")).decode(errors="replace")[-6000:]
+            if self._processes[-1].poll() is not None:
+                printed += f"\ndockerd has ended. It says:\n{self._last_words()}"
             raise EngineError(f"{' '.join(command)} ended with {done.returncode}:\n{printed}")
         return done.stdout.decode()
 
