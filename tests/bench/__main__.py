@@ -12,6 +12,7 @@ from tests.bench import (
     audit,
     backlog,
     backup,
+    copies,
     lake,
     latency,
     plots,
@@ -58,6 +59,7 @@ async def _part(
         "audit": lambda: audit.measure(servers, rows, environment),
         "lake": lambda: lake.measure(servers, rows, arguments.seconds, environment),
         "backup": lambda: backup.measure(rows),
+        "copies": lambda: copies.measure(servers, rows, environment),
         "sinks": lambda: sinks.measure(rows),
         "suites": lambda: suites.measure(servers, rows, environment),
     }
@@ -75,7 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="how long latency is measured")
     parser.add_argument(
         "--parts",
-        help=f"of {', '.join(PARTS)}; backup, lake and snapshot-memory too, which take longer",
+        help=f"of {', '.join(PARTS)}; backup, copies, lake and snapshot-memory too, which take longer",
     )
     every = ",".join(workload.name for workload in workloads.WORKLOADS)
     parser.add_argument("--workloads", default=every, help="workloads to drain")

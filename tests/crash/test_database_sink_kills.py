@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(lo
 
 KINDS = ("sqlite", "duckdb", "postgresql", "mariadb")
 POINTS = ("mirror.before_commit", "mirror.committed")
+GROUP_POINTS = ("mirror.in_group",)
 JOURNAL_POINTS = ("mariadb.journal", "mariadb.journal_step", "mariadb.journal_end")
 KILL_TIMEOUT_S = 90.0
 VERIFY_ATTEMPTS = 4
@@ -108,7 +109,7 @@ async def test_a_database_equals_its_source_though_its_sink_is_killed_at_each_st
     await seed(to, world.source, world.environment["HEADRACE_SLOT"], names)
     config = tmp_path / "headrace.toml"
     config.write_text(f'[[sink]]\nname = "{kind}"\nto = "{to}"\ntables = ["of_{kind}_*"]\n')
-    points = (*POINTS, *JOURNAL_POINTS) if kind == "mariadb" else POINTS
+    points = (*POINTS, *{"mariadb": JOURNAL_POINTS, "postgresql": GROUP_POINTS}.get(kind, ()))
     chance = random.Random(7)
     numbers = count(1)
     enough = asyncio.Event()

@@ -86,9 +86,7 @@ class Payloads:
             return self._message(info, entry, tx)
         assert entry.schema is not None, "a row of a table has its name"
         assert entry.table is not None, "a row of a table has its name"
-        table = info.table(entry.schema, entry.table, entry.schema_version or 0)
-        if table is None:
-            raise ArchiveError(f"file {info.id} does not describe {entry.schema}.{entry.table}")
+        table = table_of(info, entry)
         operation = Operation(entry.operation)
         token = table_token(entry.schema, entry.table)
         subject = change_subject(token, operation)
@@ -108,7 +106,7 @@ class Payloads:
             "tx": tx,
         }
         if entry.exact_json is not None:
-            payload |= _exact(entry)
+            payload |= exact_texts(entry)
         if entry.before_json is not None:
             payload["old"] = orjson.Fragment(entry.before_json)
         if entry.unchanged:
@@ -141,7 +139,17 @@ class Payloads:
         return before
 
 
-def _exact(entry: RowEntry) -> dict[str, Any]:
+def table_of(info: SegmentInfo, entry: RowEntry) -> TableInfo:
+    """The table of a row that has one, in the row's shape."""
+    assert entry.schema is not None, "a row of a table has its name"
+    assert entry.table is not None, "a row of a table has its name"
+    table = info.table(entry.schema, entry.table, entry.schema_version or 0)
+    if table is None:
+        raise ArchiveError(f"file {info.id} does not describe {entry.schema}.{entry.table}")
+    return table
+
+
+def exact_texts(entry: RowEntry) -> dict[str, Any]:
     """The texts that accompany `data` and `old`; a DELETE's `data` contains only the key."""
     key = (entry.key or {}).keys()
     before = entry.exact_before

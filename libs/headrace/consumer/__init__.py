@@ -15,8 +15,9 @@ lost message silently.
 """
 
 from headrace.consumer.event import Event
-from headrace.consumer.follow import Consumer, Start, Subscription, follow
+from headrace.consumer.follow import Consumer, follow
 from headrace.consumer.pull import ReaderTakenOverError, RetentionGapError, StreamMissingError
+from headrace.consumer.subscription import Start, Subscription
 from headrace.consumer.transactions import MixedError, Transaction, Transactions
 from headrace.consumer.watermark import (
     FileWatermarks,

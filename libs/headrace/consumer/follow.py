@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from nats.aio.client import Client
 from nats.js import JetStreamContext
@@ -24,10 +23,11 @@ from nats.js.errors import BadRequestError, NotFoundError
 from headrace.consumer.event import Event
 from headrace.consumer.messages import events_of
 from headrace.consumer.pull import Delivered, Pull, RetentionGapError, StreamMissingError
+from headrace.consumer.subscription import Start, Subscription
 from headrace.consumer.watermark import Watermark, WatermarkStore
 from headrace.contract.events import decode
 from headrace.errors import DecodeError
-from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryMissingError, DictionaryReader
+from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
 from headrace.jetstream.holes import Hole, jumps, keeps_all, known_holes, within
 from headrace.jetstream.object_store import ObjectStore
 from headrace.lsn import ORIGIN
@@ -38,34 +38,6 @@ GAP_CHECK_S = 5.0
 ACK_MESSAGES = 100
 # Two readers that open the same name at the same moment may each delete the other's consumer.
 OPENINGS = 3
-
-
-class Start(StrEnum):
-    """Where a consumer without a watermark starts."""
-
-    # At the first message of the stream.
-    ALL = "all"
-    # After the last message of the stream.
-    NEW = "new"
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """What to follow, and where to start."""
-
-    # The name of the stream.
-    stream: str = "CDC"
-    # Subjects, with NATS wildcards; empty for all of the stream.
-    filters: tuple[str, ...] = ()
-    # The name of a consumer on the server, which then shows its progress; None for an unnamed one.
-    durable: str | None = None
-    # Where a consumer without a watermark starts.
-    start: Start = Start.ALL
-    # The stream sequence at which a consumer that has seen nothing starts, instead of `start`. If
-    # this message or a later one was discarded, that is a gap.
-    start_seq: int | None = None
-    # Contains the dictionaries of compressed events: the suite's HEADRACE_STATE_BUCKET.
-    state_bucket: str = STATE_BUCKET
 
 
 @dataclass(slots=True)
@@ -176,6 +148,34 @@ class Consumer:
             self._ready.popleft()
             if event.closes:
                 self._seen_seq = max(self._seen_seq, event.stream_seq)
+        return taken
+
+    async def take_done(self, events_max: int) -> list[Event]:
+        """Return events that are available and not applied yet, and mark them as applied.
+
+        For programs that store their position in their own transactions and want many events at
+        once; as after `next` and `done` for each. Ends before an event whose message only refers to
+        it; never waits for more events.
+        """
+        taken: list[Event] = []
+        ready = self._ready
+        newest: dict[str, Event] = {}
+        while ready and len(taken) < events_max and "reference" not in ready[0].payload:
+            event = ready.popleft()
+            before = newest.get(event.lane)
+            if not event.advances:
+                taken.append(event)
+            elif event.position > before.position if before else not self._applied(event):
+                taken.append(event)
+                newest[event.lane] = event
+            if event.closes:
+                self._seen_seq = max(self._seen_seq, event.stream_seq)
+                self._unacknowledged += 1
+        for lane, event in newest.items():
+            self._marks[lane] = Watermark(event.position, self._seen_seq)
+            await self._store.save(lane, self._marks[lane])
+        if not ready or self._unacknowledged >= ACK_MESSAGES:
+            await self.acknowledge()
         return taken
 
     async def done(self, event: Event, *, with_those_before: Sequence[Event] = ()) -> None:

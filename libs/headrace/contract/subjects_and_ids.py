@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from headrace.errors import DecodeError
@@ -50,6 +51,7 @@ class Operation(StrEnum):
     TRUNCATE = "truncate"
 
 
+@lru_cache(4096)
 def table_token(schema: str, table: str) -> str:
     """One token for a table: its name in schema `public`, `{schema}=2F{table}` in any other."""
     name = _encode_part(table)

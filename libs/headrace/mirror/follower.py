@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from nats.aio.client import Client
 
@@ -34,6 +33,7 @@ from headrace.mirror.session import (
     StepsRefusedError,
     TornError,
     refusals,
+    without_positions,
 )
 from headrace.mirror.table import Phase, TableState
 from headrace.mirror.target import (
@@ -50,8 +50,9 @@ from headrace.timing.waits import heed_cancellation
 log = logs.logger("mirror")
 
 # A commit costs the target about the same for one event as for many: whole transactions are
-# collected up to this number, while more are available.
-COMMIT_EVENTS = 1000
+# collected up to this number, or of so many reads, which are limited in bytes, while there is more.
+COMMIT_EVENTS = 4000
+COMMIT_READS = 32
 # A transaction larger than this is written in parts, to bound the memory; it is committed as one.
 SPILL_EVENTS = 5000
 SPILL_BYTES = 32 * 1024 * 1024
@@ -237,6 +238,8 @@ class Follower:
         else:
             self._session.look_s = LOOK_S
             await self._take(consumer, event)
+            await self._take_more(consumer)
+            await self._go_on(consumer)
 
     def _patience_s(self, *, looks: bool, waits: bool) -> float:
         if looks:
@@ -296,23 +299,39 @@ class Follower:
             return
         if event.operation == GAP:
             await self._tear(event)
-        # Later events of a torn transaction are applied to nothing: its first ones are lost, and
-        # the tables are copied again.
+        # Later events of a torn transaction are left out: the tables are copied again.
         if is_outside(event) or (event.source, event.position.lsn) not in self._torn:
             # `seen` is the event as the message has it; `event` contains the referenced value
             # already.
             reference = seen.payload.get("reference")
             self._session.large_bytes += int(reference["bytes"]) if reference else 0
             self._session.assembly.take(event)
+
+    async def _take_more(self, consumer: Consumer) -> None:
+        """What else is available, up to a commit's worth: much less work for each event."""
+        # A verification holds back at an event; a large value may fill the memory at once.
+        if self._hold.lsn is not None or self._session.large_bytes:
+            return
+        self._session.reads += 1
+        for event in await consumer.take_done(COMMIT_EVENTS):
+            if self._book.passed(event):
+                continue
+            if event.operation == GAP:
+                await self._tear(event)
+            torn = self._torn and not is_outside(event)
+            if not torn or (event.source, event.position.lsn) not in self._torn:
+                self._session.assembly.take(event)
+
+    async def _go_on(self, consumer: Consumer) -> None:
+        """Commit, or write a part, if there is enough."""
         self._session.ready += self._session.assembly.ready(self._bound)
         is_large = self._session.large_bytes >= SPILL_BYTES
-        if self._session.ready and (
-            is_large or len(self._session.ready) >= COMMIT_EVENTS or not consumer.has_more
-        ):
+        is_full = len(self._session.ready) >= COMMIT_EVENTS or self._session.reads >= COMMIT_READS
+        if self._session.ready and (is_large or is_full or not consumer.has_more):
+            self._session.reads = 0
             await self._flush(consumer)
         elif self._bound is None and (is_large or self._session.assembly.size >= SPILL_EVENTS):
-            # Not while a verification holds back transactions: one that is partly written can't be
-            # held back.
+            # Not while a verification holds back transactions: a part can't be held back.
             await self._spill()
 
     async def _tear(self, gap: Event) -> None:
@@ -353,15 +372,7 @@ class Follower:
             self._session.writing = True
         await self._do(self._changes.of(events), max((e.stream_seq for e in events), default=0))
         self._stats.count("mirror_events", len(events))
-        for event in events:
-            mark = self._session.lanes.get(event.source, Watermark())
-            if is_outside(event):
-                position = mark.position
-            else:
-                position = max(mark.position, event.position)
-            self._session.lanes[event.source] = Watermark(
-                position, max(mark.stream_seq, event.stream_seq)
-            )
+        self._session.advance(events)
 
     async def _do(self, steps: Sequence[Step], last_seq: int) -> None:
         # The target refused these events together without naming the table. Applied one at a time,
@@ -484,13 +495,5 @@ class Follower:
         async with self._book.held():
             gone = self._changes.diverged
             self._changes.diverged = set()
-            lanes = self._book.lanes.items()
-            self._book.keep_lanes(
-                {
-                    # Its stream_seq stays: events outside transactions are compared by it.
-                    lane: replace(mark, position=ORIGIN) if lane in gone else mark
-                    for lane, mark in lanes
-                    if lane in gone or lane.split("/")[0] not in gone
-                }
-            )
+            self._book.keep_lanes(without_positions(self._book.lanes, gone))
             await self._book.commit()

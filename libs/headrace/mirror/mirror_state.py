@@ -86,10 +86,13 @@ def has_passed(lanes: Marks, event: Event) -> bool:
     if event.stream_seq <= seen_by(lanes):
         return True
     mark = lanes.get(event.source)
-    if mark is not None and is_outside(event):
-        return event.stream_seq <= mark.stream_seq
-    if mark is not None and event.position <= mark.position:
-        return True
+    if mark is not None:
+        if is_outside(event):
+            return event.stream_seq <= mark.stream_seq
+        if event.position <= mark.position:
+            return True
+    if event.lane == event.source:
+        return False
     table = lanes.get(event.lane)
     return table is not None and event.advances and event.position <= table.position
 

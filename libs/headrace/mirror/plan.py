@@ -177,7 +177,7 @@ def row_steps(event: Event, table: Table) -> list[Step] | Resync:
 def _row_step(event: Event, table: Table) -> Step | Resync:
     if event.operation == "TRUNCATE" and not table.rules.history:
         return TruncateTable(table)
-    known = {column.name for column in table.source_columns}
+    known = table.source_names
     row = _kept(table, exact.row(event.payload))
     before = exact.old_row(event.payload)
     old = None if before is None else _kept(table, before)
@@ -215,7 +215,7 @@ def _identified(
     # Columns whose old values PostgreSQL doesn't send did not change: the replica identity, which
     # isn't always the primary key.
     for names in (table.identity, table.primary_key):
-        if names and set(names) <= set(row):
+        if names and row.keys() >= set(names):
             return {name: row[name] for name in names}
     return None
 

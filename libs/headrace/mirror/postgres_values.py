@@ -33,6 +33,9 @@ def _bytea(value: Any) -> str:
 
 
 def _any(value: Any) -> str:
+    # By far the most values.
+    if type(value) is str:
+        return value
     if isinstance(value, bool):
         return _bool(value)
     if isinstance(value, dict):

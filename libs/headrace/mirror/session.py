@@ -7,12 +7,13 @@ A session is discarded whole: after a rollback nothing in it is true any more.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
-from headrace.consumer import Event
+from headrace.consumer import Event, Watermark
+from headrace.lsn import ORIGIN, Position
 from headrace.mirror.ahead import Ahead
-from headrace.mirror.assembly import Assembly
+from headrace.mirror.assembly import Assembly, is_outside
 from headrace.mirror.reach import Reach
 from headrace.mirror.table import Marks
 from headrace.mirror.target import RowMissingError, TakenOverError, TargetAwayError, TargetError
@@ -37,6 +38,8 @@ class FollowSession:
     # The size of the referenced objects among the events taken since the last write: a few large
     # values may fill the memory long before there are many events.
     large_bytes: int = 0
+    # The number of reads of many events since the last write.
+    reads: int = 0
     # Whether the target has an open transaction of ours. Then this session holds the book's lock:
     # a bootstrap that committed in between would commit half of it.
     writing: bool = False
@@ -45,6 +48,31 @@ class FollowSession:
     spilled: dict[str, int] = field(default_factory=dict)
     # The pause before the next look ahead; doubled while looking finds nothing.
     look_s: float = LOOK_S
+
+    def advance(self, events: Iterable[Event]) -> None:
+        """Note how far each source is with these events written."""
+        positions: dict[str, Position] = {}
+        sequences: dict[str, int] = {}
+        for event in events:
+            source = event.source
+            if event.stream_seq > sequences.get(source, 0):
+                sequences[source] = event.stream_seq
+            if event.position > positions.get(source, ORIGIN) and not is_outside(event):
+                positions[source] = event.position
+        for source, stream_seq in sequences.items():
+            mark = self.lanes.get(source, Watermark())
+            position = max(mark.position, positions.get(source, ORIGIN))
+            self.lanes[source] = Watermark(position, max(mark.stream_seq, stream_seq))
+
+
+def without_positions(lanes: Marks, sources: Collection[str]) -> Marks:
+    """The lanes if the positions of these sources no longer have a meaning."""
+    return {
+        # Its stream_seq stays: events outside transactions are compared by it.
+        lane: replace(mark, position=ORIGIN) if lane in sources else mark
+        for lane, mark in lanes.items()
+        if lane in sources or lane.split("/")[0] not in sources
+    }
 
 
 class TornError(Exception):

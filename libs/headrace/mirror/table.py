@@ -45,8 +45,15 @@ class Column:
     data_type: str
 
 
+class _Remembered:
+    """Room for what is computed once for a table and is no part of it."""
+
+    __slots__ = ("_names",)
+    _names: frozenset[str]
+
+
 @dataclass(frozen=True, slots=True)
-class Table:
+class Table(_Remembered):
     """A table of the target."""
 
     # Its schema in PostgreSQL.
@@ -124,6 +131,17 @@ class Table:
             return self.columns
         added = {name for name, _ in self.rules.added}
         return tuple(column for column in self.columns if column.name not in added)
+
+    @property
+    def source_names(self) -> frozenset[str]:
+        """The names of its columns that the source's table has, too."""
+        try:
+            return self._names
+        except AttributeError:
+            names = frozenset(column.name for column in self.source_columns)
+            # Every change of a row asks for them.
+            object.__setattr__(self, "_names", names)
+            return names
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -69,6 +69,12 @@ class MirrorProcess:
             return await self._process.wait()
 
     @property
+    def pid(self) -> int:
+        """The process, for its figures."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def runs(self) -> bool:
         return self._process is not None and self._process.returncode is None
 

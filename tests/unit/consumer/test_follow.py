@@ -138,6 +138,57 @@ def test_an_older_event_before_a_later_start_is_skipped_by_its_position(nats: Vi
     assert reading(nats, rest) == [10, 20, 30]
 
 
+def test_events_that_are_taken_as_done_are_each_given_out_once_and_remembered(
+    nats: VirtualNats,
+) -> None:
+    store = MemoryWatermarks()
+
+    async def use(consumer: Consumer) -> list[list[int]]:
+        await asyncio.sleep(1.0)
+        found = []
+        while await consumer.peek(7.0) is not None:
+            found.append([event.position.lsn for event in await consumer.take_done(3)])
+        return found
+
+    put(nats, 10)
+    put(nats, 11, operation="SCHEMA")
+    # A replay in other messages: only positions tell.
+    put(nats, 10, 20, 20)
+    put(nats, 5, source="other")
+    put(nats, 30)
+    assert reading(nats, use, marks=store) == [[10, 11, 20], [5, 30]]
+    marks = nats.do(store.load())
+    assert {lane: mark.position for lane, mark in marks.items()} == {
+        "s": Position(30, 0),
+        "other": Position(5, 0),
+    }
+    assert reading(nats, rest, marks=store) == []
+
+
+def test_a_part_of_an_array_that_is_taken_as_done_does_not_finish_its_message(
+    nats: VirtualNats,
+) -> None:
+    async def use(consumer: Consumer) -> list[int]:
+        await consumer.peek()
+        taken = await consumer.take_done(2)
+        return [len(taken), consumer.seen_seq, len(await consumer.take_done(2)), consumer.seen_seq]
+
+    put(nats, 10)
+    put_array(nats, body(20), body(20, 1), body(20, 2))
+    assert reading(nats, use) == [2, 1, 2, 2]
+
+
+def test_events_are_taken_as_done_up_to_one_that_is_stored_elsewhere(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> list[int]:
+        await asyncio.sleep(1.0)
+        await consumer.peek()
+        return [event.position.lsn for event in await consumer.take_done(9)]
+
+    put(nats, 10)
+    put(nats, 20, reference={"bucket": "large", "name": "x", "bytes": 5})
+    assert reading(nats, use) == [10]
+
+
 def test_several_events_are_taken_together(nats: VirtualNats) -> None:
     async def use(consumer: Consumer) -> tuple[list[int], int, list[Event]]:
         await asyncio.sleep(1.0)

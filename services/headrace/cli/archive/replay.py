@@ -12,17 +12,20 @@ import asyncio
 import re
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
+from headrace.archive import RowEntry, SegmentInfo
+from headrace.archive.entry import RowKind
 from headrace.archive.metadata import TableInfo
-from headrace.archive.payloads import Replayed
+from headrace.archive.payloads import exact_texts, table_of
 from headrace.cli.archive.replay_range import ReplayError, ReplayRun
 from headrace.consumer import Watermark
-from headrace.consumer.event import of_message
+from headrace.consumer.event import Event, of_message
 from headrace.contract.subjects_and_ids import table_token
 from headrace.errors import describe
 from headrace.jetstream.connection import connect_once
@@ -124,9 +127,9 @@ async def _apply(run: ReplayRun, target_url: str) -> None:
         await book.open()
         player = _Player(book, run)
         done = player.done_of(await asyncio.to_thread(run.source))
-        for event in run.events(done):
-            if event.table is not None and event.position > player.done_of(event.info.source):
-                player.take(event)
+        for info, entry in run.changes(done):
+            if entry.position > player.done_of(info.source):
+                player.take(info, entry)
             if len(player.steps) >= ROWS_A_COMMIT:
                 await player.commit()
         await player.commit()
@@ -143,6 +146,9 @@ class _Player:
     _count: int = 0
     _source: str = ""
     _last: Position = ORIGIN
+    # The shapes in the file that is being read.
+    _segment: SegmentInfo | None = None
+    _infos: dict[tuple[str | None, str | None, int | None], TableInfo] = field(default_factory=dict)
 
     def done_of(self, source: str) -> Position:
         mark = self._book.lanes.get(source)
@@ -150,29 +156,43 @@ class _Player:
             return mark.position
         return ORIGIN
 
-    def take(self, event: Replayed) -> None:
-        assert event.table is not None, "messages are left out"
-        table = self._table(event.table, event)
-        change = next(iter(of_message(event.payload, event.subject, 0)))
-        steps = row_steps(change, table)
+    def take(self, segment: SegmentInfo, entry: RowEntry) -> None:
+        info = self._info(segment, entry)
+        event = _event(segment, info, entry)
+        table = self._table(info, segment.source)
+        steps = row_steps(event, table)
         if isinstance(steps, Resync):
             raise ReplayError(f"{table.schema}.{table.name} at {event.position}: {steps.why}")
         self.steps += steps
         self._count += 1
-        self._source = event.info.source
+        self._source = segment.source
         self._last = event.position
 
-    def _table(self, info: TableInfo, event: Replayed) -> Table:
+    def _info(self, segment: SegmentInfo, entry: RowEntry) -> TableInfo:
+        if segment is not self._segment:
+            self._segment = segment
+            self._infos = {}
+        name = (entry.schema, entry.table, entry.schema_version)
+        if (known := self._infos.get(name)) is None:
+            known = self._infos[name] = table_of(segment, entry)
+        return known
+
+    def _table(self, info: TableInfo, source: str) -> Table:
         """Create or alter the table so that it has this row's shape."""
         state = self._book.tables.get(table_token(info.schema, info.table))
+        if (
+            state is not None
+            and state.live is not None
+            and 0 != state.relation_id == info.relation_id
+            and state.version == info.version
+        ):
+            return state.live
         wanted = _shape(info)
         if state is None or state.live is None:
             self.steps.append(CreateTable(wanted, replaces=False))
         elif state.relation_id not in {0, info.relation_id}:
             # It may have had rows before it got this name, or while it was not published.
             raise _unknown(info, "it was replaced by another table of this name")
-        elif state.relation_id and state.version == info.version:
-            return state.live
         elif state.live != wanted:
             self.steps.append(_altered(state.live, wanted, info))
         self._book.put(
@@ -182,7 +202,7 @@ class _Player:
                 phase=Phase.FOLLOWING,
                 live=wanted,
                 version=info.version,
-                source=event.info.source,
+                source=source,
                 relation_id=info.relation_id,
             )
         )
@@ -199,6 +219,38 @@ class _Player:
         self._run.stored(self._count, self._last)
         self.steps = []
         self._count = 0
+
+
+def _event(segment: SegmentInfo, info: TableInfo, entry: RowEntry) -> Event:
+    """A row's event with what its effect on the table depends on, without ids, and without
+    writing JSON that would be read again.
+    """
+    payload: dict[str, Any] = {}
+    if entry.after_json is not None:
+        payload["data"] = entry.after
+    old = entry.before
+    if old is not None:
+        payload["old"] = old
+    if entry.kind is RowKind.DELETE:
+        known = old or {}
+        payload["data"] = {
+            column.name: known.get(column.name) if column.is_key else None
+            for column in info.columns
+        }
+    if entry.exact_json is not None:
+        payload |= exact_texts(entry)
+    return Event(
+        segment.source,
+        info.schema,
+        info.table,
+        entry.operation.upper(),
+        entry.position,
+        payload,
+        "",
+        0,
+        segment.source,
+        closes=True,
+    )
 
 
 def _shape(info: TableInfo) -> Table:

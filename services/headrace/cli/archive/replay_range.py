@@ -75,6 +75,12 @@ class ReplayRun:
         """The range's events, from the end of an earlier run on; `ids`: with original ids."""
         return self._payloads.of(self._rows(done, ids=ids))
 
+    def changes(self, done: Position = ORIGIN) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+        """The range's rows of tables, from the end of an earlier run on."""
+        for info, entry in self._rows(done, ids=False):
+            if entry.table is not None:
+                yield info, entry
+
     def stored(self, count: int, up_to: Position) -> None:
         """The target has stored this many more changes."""
         self.count += count
