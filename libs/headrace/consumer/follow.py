@@ -153,9 +153,9 @@ class Consumer:
     async def take_done(self, events_max: int) -> list[Event]:
         """Return events that are available and not applied yet, and mark them as applied.
 
-        For programs that store their position in their own transactions and want many events at
-        once; as after `next` and `done` for each. Ends before an event whose message only refers to
-        it; never waits for more events.
+        For programs that store their position in their own transactions: as `next` and `done` for
+        each, with less work. Ends before an event whose message only refers to it; never waits for
+        more events.
         """
         taken: list[Event] = []
         ready = self._ready

@@ -158,7 +158,7 @@ def _inserts(net: FoldedChanges, rows: Sequence[Row], key_of: KeyOf | None) -> b
 def folds(table: Table) -> bool:
     """Whether its rows have an identity that the source keeps unique at every moment: a replica
     identity that is an index. That of a whole row may belong to several rows, and a copy with
-    columns of its own, such as the time of a deletion, has rows that the source doesn't have.
+    more columns, such as the time of a deletion, has rows that the source doesn't have.
     """
     return not table.rules.added and 0 < len(table.identity) < len(table.columns)
 

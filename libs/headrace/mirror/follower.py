@@ -308,8 +308,8 @@ class Follower:
             self._session.assembly.take(event)
 
     async def _take_more(self, consumer: Consumer) -> None:
-        """What else is available, up to a commit's worth: much less work for each event."""
-        # A verification holds back at an event; a large value may fill the memory at once.
+        """Take the other available events, up to a commit's worth, with less work for each."""
+        # A verification holds back at an event; each large value may fill the memory.
         if self._hold.lsn is not None or self._session.large_bytes:
             return
         self._session.reads += 1

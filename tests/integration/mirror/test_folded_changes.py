@@ -18,12 +18,14 @@ import pytest
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.mirror.postgres import PostgresTarget
 from headrace.mirror.postgres_statements import table_name
+from headrace.mirror.rules import TableRules
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import (
     AlterTable,
     CreateTable,
     DeleteRow,
     InsertRows,
+    RemoveMarked,
     RowMissingError,
     Step,
     TruncateTable,
@@ -360,3 +362,19 @@ async def test_a_row_among_many_that_is_not_there_exactly_once_is_reported(
         await pair.target.write([*steps, wrong, *others])
     await pair.target.load()
     assert await (await pair.sees.execute("SELECT min(u) FROM app.item")).fetchall() == [(1,)]
+
+
+async def test_deleted_rows_that_stay_are_no_rows_of_the_source(pair: Pair) -> None:
+    columns = (*ITEM.columns, Column("gone", "timestamp with time zone"))
+    soft = replace(ITEM, columns=columns, rules=TableRules(soft_delete="gone"))
+    await pair.commit([CreateTable(soft)])
+    deleted = {"gone": "2026-01-01T00:00:00Z"}
+    steps: list[Step] = [*_items(*range(20), table=soft)]
+    steps += [UpdateRow(soft, {"id": number, "gone": None}, deleted) for number in (1, 2)]
+    # The first comes back, with another value, and is changed.
+    steps += [RemoveMarked(soft, [{"id": 1}]), *_items(1, table=soft)]
+    steps.append(UpdateRow(soft, {"id": 1, "gone": None}, {"id": 1, "u": 100}))
+    await pair.commit(steps)
+    query = "SELECT id, u, gone IS NOT NULL FROM app.item WHERE id < 4 ORDER BY id"
+    rows = await (await pair.sees.execute(query.encode())).fetchall()
+    assert rows == [(0, 0, False), (1, 100, False), (2, 2, True), (3, 3, False)]
