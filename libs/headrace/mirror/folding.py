@@ -100,11 +100,17 @@ class Folding:
             known = self._keys[name] = self._changed(name, table)
         key_of = known[1]
         parts = self._parts[name]
-        last = parts[-1] if parts else None
-        if isinstance(last, FoldedChanges) and self._fold(last, step, key_of):
+        if (
+            parts
+            and isinstance(last := parts[-1], FoldedChanges)
+            and self._fold(last, step, key_of)
+        ):
             return
         net = FoldedChanges(table)
-        parts.append(net if self._fold(net, step, key_of) else step)
+        if self._fold(net, step, key_of):
+            parts.append(net)
+        else:
+            parts.append(step)
 
     def take(self) -> Iterable[list[FoldedChanges | RowStep]]:
         """Take everything out: lists to apply one after the other, each of different tables."""
@@ -120,7 +126,9 @@ class Folding:
         if before is not None and before[0] != table and parts:
             # Its rows may have another identity from here on.
             parts.append(FoldedChanges(table))
-        return table, self._key_of(table) if folds(table) else None
+        if folds(table):
+            return table, self._key_of(table)
+        return table, None
 
     @staticmethod
     def _fold(net: FoldedChanges, step: RowStep, key_of: KeyOf | None) -> bool:
