@@ -24,7 +24,7 @@ from headrace.console.audit_answers import AuditAnswers
 from headrace.console.backups import BackupAnswers
 from headrace.console.cells import Redaction
 from headrace.console.drafts import Drafts
-from headrace.console.endpoints import ENDLESS, ApiEndpoint
+from headrace.console.endpoints import ENDLESS, ApiEndpoint, Handler
 from headrace.console.exports import Exports
 from headrace.console.guard import CALLER, Guard
 from headrace.console.identity import SignIn
@@ -146,8 +146,26 @@ class ConsoleParts:
             ("/rows/{token}/history", self._audit.history),
             ("/live", self._follow),
         ]
+        return [
+            ApiEndpoint("GET", "/openapi.yaml", None, endpoints.description),
+            ApiEndpoint("GET", "/me", None, self._identity.me),
+            ApiEndpoint("POST", "/session", None, self._identity.sign_in),
+            ApiEndpoint("DELETE", "/session", None, self._identity.sign_out),
+            *(ApiEndpoint("GET", path, Role.VIEWER, handler) for path, handler in viewer),
+            *(
+                ApiEndpoint("POST", path, Role.OPERATOR, handler)
+                for path, handler in self._acting()
+            ),
+            # They read: the right `sql` decides, and not a role.
+            ApiEndpoint("POST", "/sql/runs", Role.VIEWER, self._sql.start),
+            ApiEndpoint("DELETE", "/sql/runs/{id}", Role.VIEWER, self._sql.cancel),
+            ApiEndpoint("GET", "/acts", Role.ADMIN, seen.acts),
+        ]
+
+    def _acting(self) -> list[tuple[str, Handler]]:
+        """The acts of operators, each of which is planned first and logged; and two previews."""
         operations = self._operations
-        operator = [
+        return [
             ("/snapshots", operations.request_snapshot),
             ("/snapshots/{id}/cancel", operations.cancel_snapshot),
             ("/suite/pause", operations.pause),
@@ -161,18 +179,6 @@ class ConsoleParts:
             ("/sinks/{name}/test", self._drafts.test),
             ("/sinks/drafts", self._drafts.check),
             ("/audit/reverts", self._audit.revert),
-        ]
-        return [
-            ApiEndpoint("GET", "/openapi.yaml", None, endpoints.description),
-            ApiEndpoint("GET", "/me", None, self._identity.me),
-            ApiEndpoint("POST", "/session", None, self._identity.sign_in),
-            ApiEndpoint("DELETE", "/session", None, self._identity.sign_out),
-            *(ApiEndpoint("GET", path, Role.VIEWER, handler) for path, handler in viewer),
-            *(ApiEndpoint("POST", path, Role.OPERATOR, handler) for path, handler in operator),
-            # They read: the right `sql` decides, and not a role.
-            ApiEndpoint("POST", "/sql/runs", Role.VIEWER, self._sql.start),
-            ApiEndpoint("DELETE", "/sql/runs/{id}", Role.VIEWER, self._sql.cancel),
-            ApiEndpoint("GET", "/acts", Role.ADMIN, seen.acts),
         ]
 
     async def _refused(
