@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -54,6 +54,15 @@ class _HoleGap(Gap):
     first_lost: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """Holes, and where their gap events are: after one sequence, up to another."""
+
+    holes: list[Hole]
+    after: int
+    up_to: int
+
+
 @dataclass(eq=False)
 class Damage:
     """The holes of one stream, as one source sees them."""
@@ -83,33 +92,52 @@ class Damage:
         self._gone = place.tail.gone
         self._created = place.tail.created
         self._last_seq = place.tail.last_seq
-        if not (place.tail.gone or place.tail.holes):
+        stored = await self._cell.read()
+        if not (place.tail.gone or place.tail.holes or (stored or {}).get("reports")):
             return
         lost = merged([*place.tail.holes, *await known_holes(self._js, self._stream)])
         # Retention may have removed the front since the tail was read, and holes with it.
-        lost = within(lost, (await self._tail.state()).first_seq, place.tail.last_seq)
-        known = _decoded(await self._cell.read(), place.tail)
-        new = without(lost, known)
-        if not new:
-            return
-        for gap in await self._gaps(new, place):
+        first_seq = (await self._tail.state()).first_seq
+        lost = within(lost, first_seq, place.tail.last_seq)
+        reports = _decoded(stored, place.tail)
+        valid = [
+            report
+            for report in _with_their_events(reports, lost, place.tail.last_seq)
+            if report.holes[-1][1] >= first_seq
+        ]
+        new = without(lost, [hole for report in valid for hole in report.holes])
+        if new:
+            valid.append(await self._publish(new, place, source, encoding, pipe, stats))
+        # Also without new ones: a report whose event is lost must not hide a later hole.
+        if valid != reports:
+            await self._cell.write(
+                {"stream_created": place.tail.created, "reports": [asdict(one) for one in valid]}
+            )
+
+    async def _publish(
+        self,
+        holes: list[Hole],
+        place: ResumePoint,
+        source: str,
+        encoding: Encoding | None,
+        pipe: Pipe,
+        stats: Counters,
+    ) -> _Report:
+        """Publish the gaps of these holes; returns the report to store, once all are stored."""
+        after = place.tail.last_seq
+        for gap in await self._gaps(holes, place):
             stats.count("gaps")
             _log(gap)
             event = gap_event(gap, source, encoding or Encoding.JSON, gap.first_lost)
             # An earlier run may have published it and crashed before it stored the hole.
-            if encoding is not None and event.msg_id not in place.ids_after:
+            if event.msg_id in place.ids_after:
+                after = min(after, place.progress.stream_seq)
+            elif encoding is not None:
                 await pipe.publish(event)
         # Stored after they are acknowledged: a crash in between publishes them again, with the same
         # ids.
         await pipe.drain()
-        reported_seq = (await self._tail.state()).last_seq
-        await self._cell.write(
-            {
-                "stream_created": place.tail.created,
-                "holes": [list(hole) for hole in merged([*known, *lost])],
-                "reported_seq": reported_seq,
-            }
-        )
+        return _Report(holes, after, (await self._tail.state()).last_seq)
 
     async def _gaps(self, holes: Iterable[Hole], place: ResumePoint) -> list[_HoleGap]:
         """In order; holes with overlapping ranges are one gap."""
@@ -212,11 +240,34 @@ def _log(gap: _HoleGap) -> None:
     )
 
 
-def _decoded(value: Mapping[str, Any] | None, tail: Tail) -> list[Hole]:
-    """The holes that this stream reports."""
+def _decoded(value: Mapping[str, Any] | None, tail: Tail) -> list[_Report]:
+    """The holes that were reported in this stream."""
     if value is None or value.get("stream_created") != tail.created:
         return []
-    # The events were lost with the stream's tail. An earlier version didn't store where they are.
-    if tail.last_seq < value.get("reported_seq", 0):
-        return []
-    return [(int(first), int(last)) for first, last in value["holes"]]
+    found = [
+        _Report(
+            [(int(first), int(last)) for first, last in one["holes"]], one["after"], one["up_to"]
+        )
+        for one in value.get("reports", [])
+    ]
+    if "holes" in value:
+        # An earlier version stored only up to where all events are, or not even that.
+        end = value.get("reported_seq", 0)
+        found = [_Report([(int(first), int(last)) for first, last in value["holes"]], end, end)]
+    return found
+
+
+def _with_their_events(
+    reports: Iterable[_Report], lost: Sequence[Hole], last_seq: int
+) -> list[_Report]:
+    """The reports whose gap events are still in the stream: none is in a hole that came later, or
+    was lost with the stream's tail.
+    """
+    found = []
+    earlier: list[Hole] = []
+    for report in reports:
+        earlier = merged([*earlier, *report.holes])
+        later = within(without(lost, earlier), report.after + 1, report.up_to)
+        if report.up_to <= last_seq and not later:
+            found.append(report)
+    return found

@@ -358,3 +358,35 @@ async def test_a_second_loss_is_another_gap(
     bounds = [(parse_lsn(gap.payload["after"]), parse_lsn(gap.payload["up_to"])) for gap in found]
     assert bounds == [(before[row - 1], before[row + 1]) for row in lost]
     assert len({gap.payload["msg_id"] for gap in found}) == len(lost) == 2
+
+
+async def test_a_gap_whose_event_is_lost_in_another_hole_is_reported_again(
+    database: Database, server: EmbeddedNats, names: Names, tmp_path: Path
+) -> None:
+    settings = environment(database, server, names)
+    async with publishing(database, names, settings, tmp_path) as suite:
+        for row in range(1, 11):
+            await database.execute(f"INSERT INTO t VALUES ({row}, '')")
+        before = await until_row(server, 10)
+        client = await nats.connect(server.url)
+        await client.jetstream().delete_msg("CDC", 5)
+        await until_gap(server)
+        (gap,) = await gaps(server)
+        await database.execute("INSERT INTO t VALUES (11, '')")
+        await until_row(server, 11)
+        await client.jetstream().delete_msg("CDC", gap.seq)
+        await client.close()
+        (lost,) = set(before) - set(await rows(server))
+        async with asyncio.timeout(60):
+            while not any(  # noqa: ASYNC110
+                parse_lsn(gap.payload["after"]) <= before[lost] < parse_lsn(gap.payload["up_to"])
+                for gap in await gaps(server)
+            ):
+                await asyncio.sleep(0.2)
+        found = len(await gaps(server))
+        # Once: a restart reports nothing that is still in the stream.
+        await suite.stop("publisher")
+        await suite.start("publisher")
+        await database.execute("INSERT INTO t VALUES (12, '')")
+        await until_row(server, 12)
+        assert len(await gaps(server)) == found
