@@ -40,6 +40,9 @@ def damage(world: World, chance: float) -> str:
 def _older(store: Path, copy: Path) -> str:
     """The store as it was the last time, and a copy for the next time."""
     if not copy.exists():
+        # An empty store is another matter: it also lacks the state that knows of a loss.
+        if not any(store.rglob("streams/CDC/msgs")):
+            return "nothing, the stream does not exist yet"
         shutil.copytree(store, copy)
         return "nothing, a copy of the store was taken"
     for path in store.iterdir():
