@@ -28,7 +28,14 @@ from headrace.sinks.opensearch_marks import StoredMarks
 from headrace.sinks.opensearch_names import index_name, part_of, version_of
 from headrace.sinks.opensearch_pending import Pending
 from headrace.sinks.opensearch_schema import planned
-from headrace.sinks.port import Pace, Promise, RefusedError, SinkError, SinkOptions
+from headrace.sinks.port import (
+    COPIES_FOLLOW,
+    Pace,
+    Promise,
+    RefusedError,
+    SinkError,
+    SinkOptions,
+)
 from headrace.sinks.routing import Record, RoutedTransaction
 from headrace.sinks.target_options import check, read_options
 
@@ -38,8 +45,6 @@ PENDING_MAX = 20_000
 REBUILD_TIMEOUT_S = 6 * 3600.0
 # The marks of dead letters that are delivered again begin with it.
 REPLAYED = "replayed/"
-# The frame reports it before it copies the tables again.
-_COPIES_FOLLOW = "sink_beyond_retention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +178,7 @@ class OpenSearchSink:
         event = record.event
         match event.operation:
             case "GAP":
-                if event.payload.get("reason") != _COPIES_FOLLOW:
+                if event.payload.get("reason") != COPIES_FOLLOW:
                     raise SinkError(
                         "Changes were lost before they reached the sink", remedy=self._remedy
                     )

@@ -18,6 +18,8 @@ from headrace.sinks.routing import Record, RoutedTransaction
 
 # The key of the mark that says how far the stream was read; every other key is a source.
 SEEN = ""
+# The reason of the gap event that precedes new copies of all tables.
+COPIES_FOLLOW = "sink_beyond_retention"
 
 
 # A table's description: the `columns` of its last schema event and more, or None if unknown.

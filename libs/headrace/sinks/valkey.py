@@ -12,6 +12,7 @@ It promises that readers see whole transactions only, except of one with more th
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ from valkey.exceptions import (
 from headrace.consumer.watermark import Watermark
 from headrace.lsn import Position
 from headrace.process.failpoint import failpoint
+from headrace.sinks.bootstrap import copies
 from headrace.sinks.marks import marks_from_json, marks_to_json
 from headrace.sinks.port import (
     Promise,
@@ -54,6 +56,10 @@ SCRIPT_RECORDS = 500
 # A larger transaction is written in several scripts, which limits the memory of both sides.
 PART_RECORDS_MAX = 200_000
 _PORT = 6379
+
+# Characters with a meaning in the patterns of SCAN.
+_GLOB = re.compile(r"[\\*?\[\]]")
+_ESCAPED = r"\\\g<0>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class ValkeySink:
         # Its methods are typed for the blocking client too, whose results can't be awaited.
         self._client: Any
         self._where, self._client = _client(options, chosen)
-        prefix = f"{{{chosen.prefix or options.name}}}"
+        self._prefix = prefix = f"{{{chosen.prefix or options.name}}}"
         self._own_key = f"{prefix}:headrace"
         self._form: RowHashes | StreamEntries
         if chosen.form == "state":
@@ -142,7 +148,16 @@ class ValkeySink:
 
     async def commit(self, marks: Mapping[str, Watermark]) -> None:
         """Run the scripts, in order and without waiting in between."""
+        begun = copies(marks)
+        if begun and isinstance(self._form, RowHashes) and not any(c.snapshot_id for c in begun):
+            # Rows that were deleted since are not in the copies.
+            self._writes.insert(0, _Write("", await self._removals()))
         await self._send(marks)
+
+    async def _removals(self) -> list[Command]:
+        with self._translated("commit"):
+            found = self._client.scan_iter(f"{_GLOB.sub(_ESCAPED, self._prefix)}:*", _type="set")
+            return [["CLEAR", index] async for index in found]
 
     async def close(self) -> None:
         """Close the connection."""

@@ -13,13 +13,13 @@ from typing import Any
 import orjson
 
 from headrace.contract import exact
-from headrace.sinks.port import RefusedError, SinkError
+from headrace.sinks.port import COPIES_FOLLOW, RefusedError, SinkError
 from headrace.sinks.routing import Record
 
 Command = list[Any]
 # The end of the ID of a delete that precedes a change of the row's key.
 KEY_CHANGE = "-old"
-_RESET = "Run `headrace sinks reset {}`, which copies the tables again."
+_RESET = "Run `headrace sinks reset {} --to snapshot`, which copies the tables again."
 # Changes of a table's shape that leave its rows as they are.
 _HARMLESS = frozenset(
     {
@@ -101,9 +101,10 @@ class RowHashes:
             case "SCHEMA":
                 yield self._schema(index, record)
             case "GAP":
-                raise SinkError(
-                    "Changes were lost before they reached the sink", remedy=self._reset
-                )
+                if record.event.payload.get("reason") != COPIES_FOLLOW:
+                    raise SinkError(
+                        "Changes were lost before they reached the sink", remedy=self._reset
+                    )
 
     def _put(self, index: str, record: Record) -> Iterator[Command]:
         key = self._key(record)

@@ -31,7 +31,7 @@ from headrace.sinks.bootstrap import Marks, TableCopies, copied_lsns
 from headrace.sinks.configuration import SinkConfiguration
 from headrace.sinks.configuration_keys import Initial
 from headrace.sinks.control import ResetTo
-from headrace.sinks.port import SEEN, Sink
+from headrace.sinks.port import COPIES_FOLLOW, SEEN, Sink
 from headrace.sinks.reading import source_mark
 from headrace.sinks.routing import Router
 
@@ -196,7 +196,7 @@ def _gap(source: str, marks: Marks, lost: RetentionGapError) -> Event:
         "source": source,
         "after": format_lsn(position.lsn),
         "up_to": format_lsn(position.lsn),
-        "reason": "sink_beyond_retention",
+        "reason": COPIES_FOLLOW,
         "lsn": position.lsn,
         "tx": {"xid": 0, "lsn": position.lsn, "ts": None, "seq": 0, "last": False},
     }

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from valkey.asyncio import Valkey
 
-from headrace.consumer import Transaction
+from headrace.consumer import Transaction, Watermark
 from headrace.errors import SettingError
+from headrace.lsn import ORIGIN
+from headrace.sinks.bootstrap import Copy
 from headrace.sinks.port import (
+    SEEN,
     RefusedError,
     SinkAwayError,
     SinkError,
@@ -99,6 +103,35 @@ async def test_updates_deletes_and_truncates(place: Place) -> None:
     assert await place.rows() == {"1": {"id": "1", "name": "new"}}
     await place.apply(transaction(40, ("TRUNCATE", {})))
     assert await place.keys() == ["headrace"]
+
+
+@pytest.mark.parametrize("prefix", ["", "a*[\\\\?"])
+async def test_new_copies_of_all_tables_begin_without_the_former_rows(
+    place: Place, prefix: str
+) -> None:
+    await place.apply(inserts(10, 1, 2, name="Ada"), prefix=prefix)
+    other = place.sink(prefix=f"{place.name} of another")
+    await other.open()
+    await other.write([inserts(10, 3)])
+    await other.commit({})
+    await other.close()
+    sink = place.sink(prefix=prefix)
+    await sink.open()
+    lost = event(10, 0, "GAP", {}, last=True, reason="sink_beyond_retention")
+    await sink.write([of_events(lost)])
+    await sink.commit({SEEN: Watermark(ORIGIN, 5), Copy("users").lane: Copy("users").mark})
+    first = Copy("users", "snap-1", 20, 0, 2)
+    await sink.commit({first.lane: first.mark})
+    await sink.write([inserts(20, 2, name="Bob")])
+    half = replace(first, chunks_done=1)
+    await sink.commit({half.lane: half.mark})
+    await sink.close()
+    index = f"{{{prefix or place.name}}}:public.users"
+    assert {*await place.client.smembers(index)} == {b"2"}
+    assert await place.client.exists(f"{index}:1") == 0
+    assert await place.client.exists(f"{{{place.name} of another}}:public.users:3") == 1
+    for key in (index, f"{index}:2"):
+        await place.client.delete(key)
 
 
 async def test_a_changed_key_keeps_large_columns_that_the_update_does_not_contain(
