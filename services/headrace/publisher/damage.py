@@ -260,8 +260,8 @@ def _decoded(value: Mapping[str, Any] | None, tail: Tail) -> list[_Report]:
 def _with_their_events(
     reports: Iterable[_Report], lost: Sequence[Hole], last_seq: int
 ) -> list[_Report]:
-    """The reports whose gap events are still in the stream: none is in a hole that came later, or
-    was lost with the stream's tail.
+    """The reports whose gap events are still in the stream: neither in a hole that came later, nor
+    lost with the stream's tail.
     """
     found = []
     earlier: list[Hole] = []
