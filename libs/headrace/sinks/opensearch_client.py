@@ -154,7 +154,7 @@ class Client:
                 f"The certificate of {self.where} is not valid: {describe(error)}",
                 remedy="Renew it, or name its authority in `ca_file`.",
             ) from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError) as error:
             raise SinkAwayError(f"{self.where} did not answer: {describe(error)}") from error
 
     def _failed(self, method: str, path: str, found: HttpAnswer) -> SinkError:

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.consumer import Event, Transaction, Watermark
+from headrace.consumer import Transaction, Watermark
 from headrace.errors import SettingError
 from headrace.lsn import Position
 from headrace.sinks.opensearch import OpenSearchSink
@@ -29,68 +27,10 @@ from headrace.testing.certificates import Authority
 from headrace.testing.names import Names
 from headrace.testing.opensearch import OpenSearchServer
 from tests.support.guarded_server import guarded
-from tests.support.opensearch_reading import Reader
-from tests.support.sink_records import event, inserts, marks, of_events, transaction
+from tests.support.opensearch_place import Place
+from tests.support.sink_records import event, inserts, marks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-class Place:
-    """One sink and the index of its table."""
-
-    def __init__(self, server: OpenSearchServer, name: str) -> None:
-        self.server = server
-        self.name = name
-        self.reader = Reader(server)
-        self.index = name
-        # The newest published description of the table.
-        self.columns: list[Mapping[str, Any]] | None = None
-
-    def sink(self, name: str = "", **options: Any) -> OpenSearchSink:
-        async def describe(schema: str, table: str) -> Mapping[str, Any] | None:
-            assert (schema, table) == ("public", "users")
-            return None if self.columns is None else {"columns": self.columns}
-
-        to = f"opensearch://127.0.0.1:{self.server.port}"
-        given = {"replicas": 0, **options}
-        return OpenSearchSink(SinkOptions(name or self.name, to, "", given, describe))
-
-    def routed(self, *found: Any) -> RoutedTransaction:
-        return of_events(*found, router=self.router)
-
-    @property
-    def router(self) -> Router:
-        return Router(destination=lambda _: self.index)
-
-    def inserts(self, lsn: int, *ids: int, **more: Any) -> RoutedTransaction:
-        return inserts(lsn, *ids, router=self.router, **more)
-
-    def transaction(self, lsn: int, *changes: Any) -> RoutedTransaction:
-        return transaction(lsn, *changes, router=self.router)
-
-    async def apply(self, *transactions: RoutedTransaction, **options: Any) -> None:
-        sink = self.sink(**options)
-        try:
-            await sink.open()
-            await sink.write(transactions)
-            await sink.commit(marks(*transactions))
-        finally:
-            await sink.close()
-
-    def rows(self) -> dict[str, dict[str, Any]]:
-        return self.reader.rows(self.index)
-
-    def generations(self) -> list[str]:
-        """The numbers of the indices that there are."""
-        names = self.reader.indices(f"{self.index}~*")
-        return [name.rpartition("~")[2].partition(".")[0] for name in names]
-
-    def schema(
-        self, lsn: int, version: int, columns: Mapping[str, str], *changes: Any, **more: Any
-    ) -> RoutedTransaction:
-        listed = [{"name": name, "data_type": kind} for name, kind in columns.items()]
-        found = {"version": version, "columns": listed, "changes": list(changes), **more}
-        return self.routed(event(lsn, 0, "SCHEMA", {}, last=False, **found))
 
 
 @pytest.fixture
@@ -409,103 +349,6 @@ async def test_a_server_that_lost_commits_ends_the_session(place: Place) -> None
     again = place.sink()
     assert await again.open() == marks(place.inserts(8, 1))
     await again.close()
-
-
-def constant(destination: str, _: Event) -> str:
-    return destination
-
-
-HOSTILE = [
-    "Orders",
-    "orders",
-    "_orders",
-    "ORDERS*",
-    "a,b",
-    "a b",
-    "é",
-    "=c3=a9",
-    "..",
-    "~",
-    "#?/\\",
-]
-
-
-async def test_hostile_names_have_indices_of_their_own(place: Place) -> None:
-    names = {name: f"{place.name}.{name}" for name in HOSTILE}
-    long = {f"{letter}{'é' * 60}": f"{place.name}.{'x' * 150}{letter}é" for letter in "ab"}
-    found = []
-    for number, (name, destination) in enumerate((names | long).items()):
-        router = Router(destination=partial(constant, destination))
-        one = event(8 * number + 8, 0, "INSERT", {"id": 1, "name": name}, last=True, table=name)
-        found.append(of_events(one, router=router))
-    place.columns = []
-
-    sink = OpenSearchSink(
-        SinkOptions(place.name, f"opensearch://127.0.0.1:{place.server.port}", "", {"replicas": 0})
-    )
-    await sink.open()
-    await sink.write(found)
-    await sink.commit(marks(*found))
-    await sink.close()
-    everything = place.reader.ask("GET", f"/{place.name}.*/_alias")
-    aliases = [name for one in everything.values() for name in one["aliases"]]
-    readers = [name for name in aliases if "~" not in name]
-    assert len(readers) == len(found)
-    rows = [row["name"] for name in readers for row in place.reader.rows(name).values()]
-    assert sorted(rows) == sorted(names | long)
-    assert place.reader.rows(f"{place.name}.orders") == {"1": {"id": 1, "name": "orders"}}
-
-
-KEYS: list[Any] = [
-    7, -7, "7", "a", "A", "", " ", "[7]", '["a"]', "sha256:x", "é" * 255, "x" * 512, "x" * 513,
-    "x" * 514, "x" * 2000, "/", "\u0001", True,
-]  # fmt: skip
-
-
-async def test_every_key_has_a_document_of_its_own(place: Place) -> None:
-    # A key of one column has one type; the columns here are two.
-    single = [
-        event(8, at, "INSERT", {"id": key, "at": at}, last=False)
-        for at, key in enumerate(KEYS)
-        if isinstance(key, str)
-    ]
-    await place.apply(place.routed(*single))
-    assert sorted(row["at"] for row in place.rows().values()) == [
-        at for at, key in enumerate(KEYS) if isinstance(key, str)
-    ]
-    assert all(len(document.encode()) <= 512 for document in place.rows())
-    assert place.rows()["a"]["id"] == "a"
-    both = Place(place.server, f"{place.name}-both")
-    found = [
-        event(8, at, "INSERT", {"a": 1, "b": key, "at": at}, last=False, key=["a", "b"])
-        for at, key in enumerate(KEYS)
-    ]
-    await both.apply(both.routed(*found))
-    assert sorted(row["at"] for row in both.rows().values()) == list(range(len(KEYS)))
-    for keyless in (
-        event(16, 0, "INSERT", {"a": 1}, last=True, key=[]),
-        event(16, 0, "INSERT", {"id": None}, last=True),
-    ):
-        with pytest.raises(RefusedError, match="key"):
-            await place.apply(place.routed(keyless))
-
-
-async def test_hostile_columns_have_fields_of_their_own(place: Place) -> None:
-    names = ["a", "a.b", "a=2eb", "_id", "=5fid", "_source", " ", ".", "..", "=text", "Ä", "x" * 63]
-    row = {"id": 1, **{name: number for number, name in enumerate(names)}}
-    place.columns = [{"name": name, "data_type": "integer"} for name in row]
-    await place.apply(place.routed(event(8, 0, "INSERT", row, last=True)))
-    (found,) = place.rows().values()
-    assert sorted(found.values()) == sorted(row.values())
-    assert {"a=2eb", "=5fid", "a"} <= found.keys()
-    for number in range(len(names)):
-        hits = [
-            name
-            for name in place.reader.fields(place.index)
-            if name not in {"=text", "=unknown"}
-            and place.reader.found(place.index, {"term": {name: number}})
-        ]
-        assert len(hits) == (2 if number == 1 else 1), "id is 1 too"
 
 
 async def test_a_document_that_is_refused_is_named_without_its_values(place: Place) -> None:
