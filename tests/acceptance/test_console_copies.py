@@ -148,7 +148,7 @@ async def world(
 
 
 async def fill(world: World, store: str) -> None:
-    """Rows in three cuts, two dead letters, a backup, and a table that was dropped after it."""
+    """Rows in several cuts, two dead letters, a backup, and a table that was dropped after it."""
     await world.said(
         'psql -qc "CREATE TABLE orders (id bigint PRIMARY KEY, total numeric(12, 2));'
         ' INSERT INTO orders SELECT n, n * 1.37 FROM generate_series(1, 2000) n"'
@@ -161,10 +161,12 @@ async def fill(world: World, store: str) -> None:
 
     async def is_filled() -> bool:
         sink = await world.answer("/sinks/hook")
-        cuts = await world.answer("/lake")
-        return sink["sink"]["letters"] == "1" and len(cuts["cuts"]) > 1
+        cuts = (await world.answer("/lake"))["cuts"]
+        rows = {one["table"]: one["rows"] for one in (await world.answer("/lake/tables"))["items"]}
+        in_lake = len(cuts) > 1 and rows.get("public.orders") == "2000"
+        return sink["sink"]["letters"] == "1" and in_lake
 
-    await in_time(is_filled, "a record is parked, and the lake has cuts")
+    await in_time(is_filled, "a record is parked, and the lake has cuts with all rows")
 
 
 @pytest_asyncio.fixture(loop_scope="module")

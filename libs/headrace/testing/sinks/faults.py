@@ -151,7 +151,7 @@ async def an_older_state_is_told(kit: Kit) -> None:
         await sink.write([lost])
         await sink.commit(kit.marks_of(lost))
         # Compared below: a backup that restores nothing would let every sink pass.
-        kept = await kit.visible()
+        kept = await kit.seen_with(lost)
         await backup.restore()
         older = [one for one in kept if one not in _ids(lost)]
         assert await kit.shows(older), "an older state: the target was not restored"

@@ -149,6 +149,15 @@ class Kit:
             await asyncio.sleep(AGAIN_S)
         return True
 
+    async def seen_with(self, transaction: RoutedTransaction) -> list[str]:
+        """The IDs that readers see once this transaction is visible, some time after its commit."""
+        wanted = {record.id for record in (*self.committed, *transaction.records)}
+        deadline = time.monotonic() + AWAY_S
+        while not wanted <= {*(found := await self.visible())}:
+            assert time.monotonic() < deadline, f"readers see {found[-SHOWN:]} at last"
+            await asyncio.sleep(AGAIN_S)
+        return found
+
     async def expect(self, claim: str) -> None:
         """Raise unless readers see exactly what was committed, in order."""
         found = await self.visible()
