@@ -338,8 +338,9 @@ class Follower:
         """Copy the tables of a transaction again that is open when a gap comes, because it never
         ends.
         """
-        # The source's LSNs have another meaning after it, so none of its open transactions
-        # continues.
+        # Read together with it, but complete: they come before the gap.
+        self._session.ready += self._session.assembly.ready(self._bound)
+        # LSNs have another meaning after it, so none of the source's open transactions continues.
         if gap.payload["reason"] == DIVERGED:
             lsn = None
         else:

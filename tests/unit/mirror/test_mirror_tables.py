@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from headrace.mirror.snapshots import SnapshotRefusedError
 from headrace.mirror.table import Phase
 from tests.support.mirror_world import MirrorWorld, mirrored
@@ -221,3 +223,23 @@ def test_changes_while_a_table_is_copied_are_applied_to_the_copy(world: MirrorWo
         tx.insert("a", id=10, name="x", c="y")
     world.settle()
     assert world.snapshots == ["a"]
+
+
+@pytest.mark.parametrize("reason", ["slot_moved", "source_diverged"])
+def test_a_table_that_came_back_just_before_a_gap_is_copied(ab: MirrorWorld, reason: str) -> None:
+    with ab.transaction() as tx:
+        tx.drop("a")
+        tx.insert("b", id=9, name="x")
+    ab.settle()
+    ab.server.holds_back = True
+    with ab.transaction() as tx:
+        tx.insert("b", id=10, name="x")
+    with ab.transaction() as tx:
+        tx.create("a")
+        tx.insert("a", id=1, name="again")
+    ab.gap(reason)
+    ab.past(1.0)
+    ab.server.hiccup = 0.0
+    ab.server.latency = lambda: 0.0001  # type: ignore[method-assign]  # all at one moment
+    ab.server.give_out_again()
+    ab.settle()
