@@ -272,6 +272,73 @@ async def test_a_row_is_not_removed_while_others_would_go_with_it(
     assert await trail.text() == ([] if apply else ["(1)"])
 
 
+@pytest.mark.parametrize("apply", [True, False])
+async def test_only_rows_that_are_removed_themselves_may_refer_to_a_removed_one(
+    trail: Trail, apply: bool
+) -> None:
+    """Neither other removed rows count, nor one that only gets another key."""
+    database = trail.database
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY); {CASCADES['children']};"
+        "CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1);"
+        "INSERT INTO t VALUES (1), (2); INSERT INTO child VALUES (5, 1), (6, NULL), (8, 2)"
+    )
+    await trail.change("INSERT", '{"who": 1}', data={"id": 1})
+    await trail.change("INSERT", '{"who": 1}', "other", data={"id": 1})
+    await trail.change("INSERT", '{"who": 1}', "child", data={"id": 6, "t": None})
+    await trail.change("INSERT", '{"who": 2}', data={"id": 2})
+    await trail.change(
+        "UPDATE", '{"who": 2}', "child", data={"id": 8, "t": 2}, old={"id": 7, "t": 2}
+    )
+    for context, row in (("who=1", 1), ("who=2", 2)):
+        with pytest.raises(
+            IrreversibleError, match=rf"1 rows of public\.child refer to t {row}, and would be"
+        ):
+            await undo(context=context, apply=apply)
+    assert await trail.text() == ["(1)", "(2)"]
+    assert await database.fetchval("SELECT count(*) FROM child") == 3
+
+
+@pytest.mark.parametrize("apply", [True, False])
+async def test_a_row_may_refer_to_a_removed_one_if_it_is_removed_before_also_under_another_key(
+    trail: Trail, capsys: pytest.CaptureFixture[str], apply: bool
+) -> None:
+    database = trail.database
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY); {CASCADES['children']};"
+        "INSERT INTO t VALUES (2); INSERT INTO child VALUES (6, 2)"
+    )
+    await trail.change("INSERT", '{"who": 1}', data={"id": 2})
+    await trail.change("INSERT", '{"who": 1}', "child", data={"id": 5, "t": 2})
+    await trail.change(
+        "UPDATE", '{"who": 1}', "child", data={"id": 6, "t": 2}, old={"id": 5, "t": 2}
+    )
+    await undo(context="who=1", apply=apply)
+    if not apply:
+        await database.execute(capsys.readouterr().out)
+    assert await trail.text() == []
+    assert await database.fetchval("SELECT count(*) FROM child") == 0
+
+
+@pytest.mark.parametrize("apply", [True, False])
+async def test_a_row_under_another_key_than_in_the_change_is_not_removed_with_those_that_refer_to_it(
+    trail: Trail, apply: bool
+) -> None:
+    database = trail.database
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE child (id int PRIMARY KEY,"
+        " t int REFERENCES t ON DELETE CASCADE ON UPDATE CASCADE);"
+        "INSERT INTO t VALUES (2); INSERT INTO child VALUES (6, 2)"
+    )
+    await trail.change("INSERT", '{"who": 1}', data={"id": 1})
+    await trail.change("UPDATE", '{"who": 1}', data={"id": 2}, old={"id": 1})
+    with pytest.raises(
+        IrreversibleError, match=r"1 rows of public\.child refer to t 1, and would be"
+    ):
+        await undo(context="who=1", apply=apply)
+    assert await database.fetchval("SELECT count(*) FROM child") == 1
+
+
 async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restored(
     trail: Trail,
 ) -> None:

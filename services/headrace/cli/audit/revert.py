@@ -50,6 +50,8 @@ _BY_TRIGGER = (
     "A trigger, a rule or the columns' current types change what is written: exclude a column "
     "that a trigger sets with --leave, or undo the change manually."
 )
+# Identifies a row of the source, also as a row of a partition's parent.
+_ROW = "concat({0}.tableoid, {0}.ctid)"
 _LATER = "Undo the later changes first, or all of them together."
 
 
@@ -66,6 +68,10 @@ class Reverting:
     leave: Collection[str] = ()
     # Rows as they would be by now, if nothing is written: None for a deleted one.
     _imagined: dict[tuple[str, str], RowImage | None] = field(default_factory=dict)
+    # By the place of such a row: where it is at the source, None if it is not there.
+    _origins: dict[tuple[str, str], tuple[str, str] | None] = field(default_factory=dict)
+    # The rows of the source that would be gone.
+    _removed: list[str] = field(default_factory=list)
     _references: list[Reference] = field(default_factory=list)
     _tables: SourceTables = field(init=False)
     _former: FormerRows = field(init=False)
@@ -130,7 +136,8 @@ class Reverting:
         # Locked by the reading, so that what is checked is what is written.
         found = await self._read(step.table, step.found_by)
         await self._hold(step, found, step.now)
-        await self._hold_alone(step)
+        if step.then is None:
+            await self._hold_alone(step, located(step.table, step.found_by))
         if not step.idle:
             status = await self.source.execute(step.statement)
             # A trigger may suppress the statement, and a rule replace it; neither is an error to
@@ -178,10 +185,23 @@ class Reverting:
             )
         elif not agree(step.table, self._imagined[place], step.now):
             await self._refuse(step, "another change of the row is in between")
-        await self._hold_alone(step)
+        # A row that the script brings back is not at the source yet.
+        origin = None if step.now is None else self._origins.pop(place, place)
         self._imagined[place] = None
         if step.then is not None:
-            self._imagined[step.table.quoted, located(step.table, step.then)] = step.then
+            now_at = (step.table.quoted, located(step.table, step.then))
+            self._imagined[now_at] = step.then
+            self._origins[now_at] = origin
+        elif origin is not None:
+            await self._hold_alone(step, origin[1])
+            await self._note_removed(*origin)
+
+    async def _note_removed(self, quoted: str, where: str) -> None:
+        """Remember which row of the source the script removes: it may refer to others."""
+        if self._references:
+            query = f"SELECT {_ROW.format('t')} FROM {quoted} AS t WHERE {where}"
+            found = await self.source.fetchval(query)
+            self._removed += [found] if found is not None else []
 
     async def _hold(
         self, step: Step, found: Mapping[str, str | None] | None, now: RowImage | None
@@ -195,10 +215,10 @@ class Reverting:
         elif names := differing(step.table, found, now):
             await self._refuse(step, f"{', '.join(names)} changed since")
 
-    async def _hold_alone(self, step: Step) -> None:
-        """A deleted row must not take along others that nobody asked to undo."""
-        if step.then is not None:
-            return
+    async def _hold_alone(self, step: Step, where: str) -> None:
+        """A deleted row, which is at `where`, must not take along others that nobody asked to
+        undo.
+        """
         for one in self._references:
             # Other foreign keys refuse the delete themselves.
             if one.parent != (step.table.schema, step.table.name) or not one.takes_along:
@@ -212,22 +232,16 @@ class Reverting:
                 itself = " AND (c.tableoid, c.ctid) <> (t.tableoid, t.ctid)"
             else:
                 itself = ""
+            # More than those that this script removes before.
             found = await self.source.fetchval(
                 f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON "
                 f"{' AND '.join(pairs)}{itself}"
-                f" WHERE {located(step.table, step.found_by)}"
+                f" WHERE {where} AND {_ROW.format('c')} <> ALL ($1::text[])",
+                self._removed,
             )
-            # In a script, those that its statements so far would remove; a partition's rows are
-            # also its parent's.
-            gone = [
-                place
-                for place, side in self._imagined.items()
-                if side is None and (place[0] != step.table.quoted or one.child == one.parent)
-            ]
-            # More than those that this script removes before.
-            if found > len(gone):
+            if found:
                 raise IrreversibleError(
-                    f"nothing was undone: {found - len(gone)} rows of {'.'.join(one.child)} refer "
+                    f"nothing was undone: {found} rows of {'.'.join(one.child)} refer "
                     f"to {step.table.name}"
                     f" {step.change['primary_key']}, and would be deleted or changed with it",
                     remedy="Undo their changes first, or all of them together.",
