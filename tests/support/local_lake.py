@@ -126,6 +126,12 @@ class LocalLake:
         self.columns = (self.columns[0], replace(self.columns[1], name="remark"), *self.columns[2:])
         self._version += 1
 
+    def retype_column(self) -> None:
+        """From now on the second column has another type, of the same values."""
+        second = replace(self.columns[1], type_oid=1043, type_name="character varying")
+        self.columns = (self.columns[0], second, *self.columns[2:])
+        self._version += 1
+
     def insert(self, numbers: Sequence[int], note: str = "") -> None:
         """Rows of these numbers come."""
         self._change("insert", numbers, note)
@@ -147,7 +153,10 @@ class LocalLake:
         before = self.writer.tables[name]
         table = copied(before, 1000, self.columns, ("id",), self._lsn)
         folder, schema = self.writer.prepare_copy(table)
-        self.writer.adopt(table, folder, written(self.files, folder, schema, numbered(rows)))
+        made = numbered(rows)
+        if len(self.columns) > 2:
+            made = made.append_column("extra", pa.array(range(0, 2 * rows, 2), pa.int64()))
+        self.writer.adopt(table, folder, written(self.files, folder, schema, made))
         self.cut()
 
     def _change(self, operation: str, numbers: Sequence[int], note: str) -> None:

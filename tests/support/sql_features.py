@@ -105,6 +105,10 @@ FEATURES: Final[dict[str, tuple[Feature, ...]]] = {
             "GROUPING SETS, ROLLUP, CUBE",
             "SELECT b, i2, grouping(b, i2), count(*) FROM calm GROUP BY CUBE (b, i2)",
         ),
+        _exact(
+            "GROUPING SETS of a constant",
+            "SELECT 1 AS x, count(*) FROM calm GROUP BY ROLLUP (1) ORDER BY x NULLS FIRST",
+        ),
         _works(
             "rows compared with < and >",
             "SELECT id FROM calm WHERE (b, id) > (false, 10) ORDER BY id",
@@ -249,6 +253,10 @@ FEATURES: Final[dict[str, tuple[Feature, ...]]] = {
             "SELECT id, tx || vc, concat(tx, i4, n), concat_ws('-', tx, vc), lpad(tx, 5, '*'), rpad(tx, 2), repeat(tx, 2), split_part(tx, 'b', 1), position('b' in tx), md5(tx) FROM calm ORDER BY id",
         ),
         _exact("other collations than C", "SELECT id FROM calm WHERE tx < 'b' COLLATE ucs_basic"),
+        _exact(
+            "ORDER BY, min, windows and set operations with other collations than C",
+            "SELECT tx COLLATE pg_catalog.ucs_basic AS x, rank() OVER (ORDER BY tx COLLATE ucs_basic) FROM calm UNION SELECT min(vc COLLATE ucs_basic), 0 FROM calm ORDER BY 1, 2",
+        ),
         _exact(
             "regexp_replace, SIMILAR TO, other regular expressions",
             "SELECT regexp_replace(tx, 'a+', 'b') FROM calm",

@@ -44,12 +44,17 @@ def group_by(expressions: Expressions) -> str:
     if query.flag("groupDistinct"):
         raise NotProvenEqualError("GROUP BY DISTINCT")
     keys: dict[int, str] = {}
+    constant = False
     for clause in query.nodes("groupClause"):
         reference = clause.integer("tleSortGroupRef")
         key = expressions.translate(scope.target_of(reference).node("expr"))
         require_groups(key)
+        constant = constant or key.is_null or key.constant is not None
         keys[reference] = key.sql
     sets = query.nodes("groupingSets")
+    if sets and constant:
+        # It is null in the sets without it, and no constant any more.
+        raise NotProvenEqualError("GROUPING SETS of a constant")
     if not sets:
         return f" GROUP BY {', '.join(keys.values())}" if keys else ""
     listed = [

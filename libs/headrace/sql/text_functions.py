@@ -233,7 +233,10 @@ TEXT_FUNCTIONS: Final[Functions] = MappingProxyType(
         "starts_with(text,text)": c_template("starts_with({0}, {1})"),
         "replace(text,text,text)": _replace,
         "left(text,int4)": template("left({0}, {1})"),
-        "right(text,int4)": template("right({0}, {1})"),
+        # PostgreSQL has no positive number for the least integer, and takes the whole text.
+        "right(text,int4)": template(
+            "CASE WHEN {1} = -2147483648 THEN {0} ELSE right({0}, {1}) END"
+        ),
         "lpad(text,int4)": _padded("lpad"),
         "lpad(text,int4,text)": _padded("lpad"),
         "rpad(text,int4)": _padded("rpad"),

@@ -45,9 +45,15 @@ _KEY: Final = """
 SELECT conname, ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY k(number, place)
     JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place)
 FROM pg_constraint WHERE conrelid = %s AND contype = 'p'"""
+# On the whole table the column is null.
 _GRANTS: Final = """
-SELECT g.grantee::regrole::text, g.privilege_type FROM pg_class c,
-    aclexplode(c.relacl) g WHERE c.oid = %s AND g.grantee <> 0 AND g.grantee <> c.relowner"""
+SELECT CASE g.grantee WHEN 0 THEN 'PUBLIC' ELSE g.grantee::regrole::text END, a.attname
+FROM pg_class c CROSS JOIN LATERAL (
+    SELECT NULL::name, c.relacl UNION ALL SELECT attname, attacl FROM pg_attribute
+    WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped) a(attname, acl)
+CROSS JOIN LATERAL aclexplode(a.acl) g
+WHERE c.oid = %s AND g.grantee <> c.relowner AND g.privilege_type = 'SELECT'"""
+_ROW_SECURITY: Final = "SELECT relrowsecurity FROM pg_class WHERE oid = %s"
 _BLOCKERS: Final = """
 SELECT pg_terminate_backend(pid) FROM (SELECT DISTINCT l.pid FROM pg_locks l
     JOIN headrace_guard.tables t ON t.relid = l.relation
@@ -182,7 +188,7 @@ class _Change:
 
     def _define(self, table: LakeTable, known: _Known | None) -> Defined:
         if known is None:
-            return self._create(table, ())
+            return self._create(table, [(READERS, None)])
         types = self._types(table)
         numbers = dict(known.numbers)
         present = {number: (name, kind) for number, name, *kind in self._columns(known.relid)}
@@ -197,9 +203,7 @@ class _Change:
         fitting = [field for field in order if field in kept]
         if order[: len(fitting)] != fitting or fitting != sorted(fitting, key=kept.__getitem__):
             # SELECT * has to give the columns in the source's order.
-            grants = self._connection.execute(_GRANTS, [known.relid]).fetchall()
-            self._drop(_Known(known.relid, table.name, known.source_relation, {}))
-            return self._create(table, grants)
+            return self._create_again(table, known)
         self._drop_key(known.relid, names, table)
         for number, (name, _) in present.items():
             if number not in kept.values():
@@ -226,7 +230,22 @@ class _Change:
         for _, draft, after in changed:
             self._run("ALTER TABLE {}.{} RENAME COLUMN {} TO {}", *names, draft, after)
 
-    def _create(self, table: LakeTable, grants: Sequence[Any]) -> Defined:
+    def _create_again(self, table: LakeTable, known: _Known) -> Defined:
+        """Nobody gets a right that an administrator has taken away."""
+        grants = self._connection.execute(_GRANTS, [known.relid]).fetchall()
+        secured = self._connection.execute(_ROW_SECURITY, [known.relid]).fetchone()
+        self._drop(_Known(known.relid, table.name, known.source_relation, {}))
+        present = {column.info.name for column in table.columns}
+        defined = self._create(
+            table, [(grantee, name) for grantee, name in grants if name is None or name in present]
+        )
+        if secured is not None and secured[0]:
+            names = (table.name.namespace, table.name.name)
+            self._run("ALTER TABLE {}.{} ENABLE ROW LEVEL SECURITY", *names)
+        return defined
+
+    def _create(self, table: LakeTable, grants: Sequence[tuple[str, str | None]]) -> Defined:
+        """The table with these grants: a role, and a column or the whole table."""
         names = (table.name.namespace, table.name.name)
         self._schema(names[0])
         self._run("CREATE TABLE {}.{} ()", *names)
@@ -246,10 +265,12 @@ class _Change:
             f"of {relid}",
             *names,
         )
-        for grantee, privilege in [(READERS, "SELECT"), *grants]:
-            # Other rights on a table are of no use.
-            if privilege == "SELECT":
+        # PostgreSQL quotes the role's name.
+        for grantee, granted in grants:
+            if granted is None:
                 self._run(f"GRANT SELECT ON {{}}.{{}} TO {grantee}", *names)
+            else:
+                self._run(f"GRANT SELECT ({{}}) ON {{}}.{{}} TO {grantee}", granted, *names)
         return self._finished(table, relid)
 
     def _finished(self, table: LakeTable, relid: int) -> Defined:

@@ -45,7 +45,9 @@ _LEFTOVERS: Final = f"SELECT nspname FROM pg_namespace WHERE nspname LIKE '{PREF
 _VIEWS: Final = """
 SELECT c.oid::int8, n.nspname, c.relname, pg_get_viewdef(c.oid),
     ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0
-        ORDER BY attnum)
+        ORDER BY attnum),
+    EXISTS (SELECT FROM pg_options_to_table(c.reloptions)
+        WHERE option_name = 'security_barrier' AND option_value::boolean)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'v'
     AND n.nspname NOT IN ('pg_catalog', 'information_schema')"""
@@ -337,7 +339,7 @@ class _Filling:
         self._connection.execute("SET LOCAL search_path = pg_catalog")
         left = self._connection.execute(_VIEWS, [list(relids)]).fetchall()
         names = {(table.schema, table.name) for table in tables.values()}
-        names |= {(schema, name) for _, schema, name, _, _ in left}
+        names |= {(schema, name) for _, schema, name, *_ in left}
         self._connection.execute(
             "SELECT set_config('search_path', %s, true)", [f'"{self._schema.name}"']
         )
@@ -356,16 +358,19 @@ class _Filling:
         name: str,
         definition: str,
         columns: Sequence[str],
+        barrier: bool,
     ) -> bool:
+        options = composed.SQL(" WITH (security_barrier)" if barrier else "")
         text = without_schemas(definition.rstrip("; \n").encode(), names).decode()
         listed = composed.SQL(", ").join(map(composed.Identifier, columns))
         try:
             with self._connection.transaction():
                 self._connection.execute(
-                    composed.SQL("CREATE VIEW {}.{} ({}) AS {}").format(
+                    composed.SQL("CREATE VIEW {}.{} ({}){} AS {}").format(
                         composed.Identifier(self._schema.name),
                         composed.Identifier(name),
                         listed,
+                        options,
                         composed.SQL(text),
                     )
                 )

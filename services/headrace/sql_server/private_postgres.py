@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -159,6 +160,15 @@ class PrivatePostgres:
             self._restrict(connection)
             for statement in _PREPARE:
                 connection.execute(statement)
+
+    def zone_folder(self) -> Path:
+        """The folder of the server's own time zones; it may be on another machine, or missing."""
+        with self.connect() as connection:
+            row = connection.execute(
+                "SELECT setting FROM pg_config WHERE name = 'SHAREDIR'"
+            ).fetchone()
+        assert row is not None, "every PostgreSQL has this line"
+        return Path(row[0]) / "timezone"
 
     def stop(self) -> None:
         """Stop the embedded server."""

@@ -32,6 +32,7 @@ from headrace.sql.copies import LakeCopy
 from headrace.sql.copy_database import CopyLimits
 from headrace.sql.cut_reading import CutReader
 from headrace.sql.private_server import check_sql
+from headrace.sql.time_zones import read_zones_of
 from headrace.sql_server.definitions import Definitions
 from headrace.sql_server.exact_tables import ExactTables
 from headrace.sql_server.front import Front, PrivateDatabase
@@ -55,6 +56,7 @@ async def run(scope: Scope, settings: Settings) -> None:
         reports = scope.spawn("reports", _report(scope, settings))
         server = PrivatePostgres(settings.sql)
         await asyncio.to_thread(server.start)
+        read_zones_of(await asyncio.to_thread(server.zone_folder))
         try:
             await _serve(scope, settings, server)
         finally:

@@ -34,6 +34,7 @@ PARAMETERS: list[tuple[str, tuple[str | None, ...], tuple[Any, ...]]] = [
         (date(2001, 1, 1),),
     ),
 ]
+LEAST_INTEGERS = "SELECT right(tx, -2147483648), left(tx, -2147483648) FROM calm ORDER BY id"
 _ZEROS = "(SELECT -f * 0 AS x, id FROM calm WHERE id < 4) s"
 NEGATIVE_ZEROS = [
     "SELECT ceil(f), id FROM calm ORDER BY 1, 2",
@@ -61,6 +62,12 @@ def test_parameters_have_the_same_effect(
     assert expected.rows
     assert not found.refused, found.refused
     assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+def test_the_least_integer_is_a_length_as_in_postgresql(pair: SqlPair) -> None:
+    expected, found = pair.expected(LEAST_INTEGERS), pair.answered(LEAST_INTEGERS)
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(LEAST_INTEGERS, expected, found)
 
 
 @pytest.mark.parametrize("sql", NEGATIVE_ZEROS)

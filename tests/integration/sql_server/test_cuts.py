@@ -209,6 +209,36 @@ def test_users_and_grants_survive_a_restart_and_a_kill(tmp_path: Path) -> None:
                     connection.execute("SELECT id FROM ONLY numbers")
 
 
+def test_a_table_that_is_created_again_gives_nobody_more_rights(tmp_path: Path) -> None:
+    """A column in the middle has another type: the table is created again, in the order of columns."""
+    with sql_server(tmp_path) as server:
+        server.lake.add_column()
+        server.lake.insert([1000])
+        server.cut()
+        server.add_user("partial", "--no-tables")
+        with server.admin() as admin:
+            admin.execute(
+                "REVOKE SELECT ON numbers FROM headrace_reader; GRANT USAGE ON SCHEMA public TO partial;"
+                "GRANT SELECT (id, extra) ON numbers TO partial"
+            )
+            before = admin.execute("SELECT 'numbers'::regclass::oid::int8").fetchone()
+        server.lake.retype_column()
+        server.lake.copy_again(rows=3)
+
+        def is_created_again() -> bool:
+            with server.admin() as admin:
+                row = admin.execute("SELECT 'numbers'::regclass::oid::int8").fetchone()
+                return row != before
+
+        server.until("the table is created again", is_created_again)
+        with server.connect() as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            count(connection)
+        with server.connect("partial") as connection:
+            assert connection.execute("SELECT max(extra) FROM numbers").fetchone() == (4,)
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute("SELECT note FROM numbers")
+
+
 def test_a_cancel_request_ends_a_statement_of_the_lake(server: SqlServer) -> None:
     heavy = "SELECT count(*) FROM numbers a, numbers b, numbers c, numbers d, numbers e WHERE a.id + b.id + c.id + d.id + e.id = -1"
     with server.connect() as connection:

@@ -20,6 +20,7 @@ from tests.support.sql_front import SqlServer, sql_server
 VIEWS = """
 CREATE VIEW even AS SELECT id, note FROM numbers WHERE id % 2 = 0;
 CREATE VIEW "even Notes" AS SELECT e.id, length(e.note) AS size FROM even e JOIN numbers n USING (id);
+CREATE VIEW "without 7" WITH (security_barrier) AS SELECT id, note FROM numbers WHERE id <> 7;
 """
 ROWS = """
 CREATE TABLE numbers (id bigint PRIMARY KEY, note text);
@@ -45,6 +46,8 @@ STATEMENTS = [
     "SELECT (SELECT array_agg(b.note ORDER BY b.id DESC) FROM numbers b WHERE b.id > 97), string_agg(left(note, 1), NULL) FROM numbers",
     "SELECT id, pg_typeof(note) FROM numbers WHERE id = 1",
     "SELECT to_char(id, 'RN')::int FROM numbers",
+    "SELECT id FROM \"without 7\" WHERE 1 / (id - 7) = 1",
+    "SELECT id FROM numbers ORDER BY note COLLATE ucs_basic DESC",
 ]  # fmt: skip
 
 
@@ -53,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlServer]:
     with sql_server(tmp_path_factory.mktemp("exact")) as made:
         with made.admin() as admin:
             admin.execute(VIEWS)
-            admin.execute('GRANT SELECT ON even, "even Notes" TO PUBLIC')
+            admin.execute('GRANT SELECT ON even, "even Notes", "without 7" TO PUBLIC')
         yield made
 
 
@@ -92,6 +95,26 @@ def test_the_answer_is_that_of_a_postgresql_with_the_rows(
             # The OID of a table's row type differs.
             assert found[1] == expected[1]
         assert "Engine: PostgreSQL" in connection.execute("EXPLAIN " + statement).fetchall()[0][0]
+
+
+@pytest.mark.parametrize(
+    "zone", ["Europe/Amsterdam", "EST5EDT", "America/Panama", "Pacific/Apia", "Africa/Monrovia"]
+)
+def test_moments_have_the_offsets_of_postgresql_s_own_time_zones(
+    server: SqlServer, oracle: psycopg.Connection[Any], zone: str
+) -> None:
+    """Editions of the time zone database differ, most of all before 1970."""
+    years = (1850, 1900, 1930, 1945, 1975, 2011, 2045)
+    moments = ", ".join(f"timestamptz '{year}-07-01 12:00+00'" for year in years)
+    statement = f"SELECT {moments} FROM numbers WHERE id = 1".encode()
+    with server.connect() as connection:
+        shown = []
+        for each in (connection, oracle):
+            each.execute("SELECT set_config('TimeZone', %s, false)", [zone])
+            result = each.pgconn.exec_(statement)
+            shown.append([result.get_value(0, column) for column in range(len(years))])
+        assert shown[0] == shown[1]
+        assert connection.execute(b"EXPLAIN " + statement).fetchone() == ("Engine: DuckDB",)
 
 
 def test_explain_names_the_engine_and_the_reason(server: SqlServer) -> None:
