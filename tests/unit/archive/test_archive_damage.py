@@ -34,6 +34,7 @@ from headrace.archive import (
 from headrace.archive.layout import file_name
 from headrace.archive.registry import register
 from headrace.archive.store import Names, ObjectMetadata, Request, Store
+from headrace.cli.archive import replay
 from headrace.cli.main import app
 from headrace.spark.archive_source import ArchiveReader, SourceOptions
 from tests.support.archive_maker import Maker
@@ -249,6 +250,21 @@ def test_a_replay_of_a_damaged_archive_fails_and_says_how_far_it_came(
     assert "not to the end" in said
     assert found == list(range(len(found)))
     assert len(found) <= 2 * ROWS
+
+
+@pytest.mark.parametrize("rows_a_commit", [1, 7, 10, 13, 35])
+def test_a_replay_that_fails_leaves_whole_transactions_behind(
+    made: Maker, monkeypatch: pytest.MonkeyPatch, rows_a_commit: int
+) -> None:
+    """A transaction has ten rows."""
+    monkeypatch.setattr(replay, "ROWS_A_COMMIT", rows_a_commit)
+    place(made, 3).unlink()
+    code, said, found = replayed(made)
+    assert code == 1
+    assert found == list(range(len(found)))
+    assert len(found) % 10 == 0
+    assert f"{len(found)} changes replayed" in said
+    assert found or rows_a_commit > 30
 
 
 def test_a_replay_says_up_to_which_position_it_came(made: Maker) -> None:

@@ -2,8 +2,8 @@
 
 Into JetStream: the events as JSON under a separate subject, chained, each once: an interrupted run
 is started again and continues after what is stored. Into a database: the tables as the range leaves
-them, with a mirror's state, stored in the same transaction; such a run can be resumed too. Never
-writes to the archive or the source.
+them, with a mirror's state, stored in the same transaction; such a run can be resumed too. Readers
+see whole transactions, unless the range ends within one. Never writes to the archive or the source.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from headrace.settings import Settings
 _VARYING = re.compile(r"(character varying|bit varying)(?:\((\d+)\))?")
 # Messages in flight: the acknowledgements of one window are awaited together.
 WINDOW = 500
+# A larger transaction is written in parts, to bound the memory; it is committed as one.
 ROWS_A_COMMIT = 5000
 
 
@@ -129,9 +130,11 @@ async def _apply(run: ReplayRun, target_url: str) -> None:
         done = player.done_of(await asyncio.to_thread(run.source))
         for info, entry in run.changes(done):
             if entry.position > player.done_of(info.source):
+                if player.is_full and not player.continues(info, entry):
+                    await player.commit()
                 player.take(info, entry)
             if len(player.steps) >= ROWS_A_COMMIT:
-                await player.commit()
+                await player.write()
         await player.commit()
         run.finish()
 
@@ -208,16 +211,30 @@ class _Player:
         )
         return wanted
 
-    async def commit(self) -> None:
-        """Commit the steps together with the position."""
-        if not self.steps:
-            return
+    @property
+    def is_full(self) -> bool:
+        """Whether there is enough for a commit."""
+        return self._count >= ROWS_A_COMMIT
+
+    def continues(self, segment: SegmentInfo, entry: RowEntry) -> bool:
+        """Whether this change belongs to the transaction of the last one."""
+        return segment.source == self._source and entry.commit_lsn == self._last.lsn
+
+    async def write(self) -> None:
+        """Write the steps; readers don't see them before the commit."""
         async with self._book.lock:
             await self._book.write(self.steps)
+        self.steps = []
+
+    async def commit(self) -> None:
+        """Commit what was taken together with the position."""
+        if not self._count:
+            return
+        await self.write()
+        async with self._book.lock:
             self._book.keep_lanes({**self._book.lanes, self._source: Watermark(self._last)})
             await self._book.commit()
         self._run.stored(self._count, self._last)
-        self.steps = []
         self._count = 0
 
 
