@@ -44,17 +44,23 @@ class Report:
     reasons: dict[str, str]
     instance: str
     spans: tuple[Span, ...] = ()
+    # The last report before an ordered stop.
+    stopping: bool = False
 
 
 # Random: a standby has the same name and slot, and on another machine maybe the same pid.
 _INSTANCE = secrets.token_hex(4)
 
 
-def encode_stats(stats: Stats, reasons: dict[str, str], spans: Sequence[Span] = ()) -> bytes:
-    body = {"stats": stats, "reasons": reasons, "instance": _INSTANCE}
-    return bytes(
-        msgpack.packb({**body, "spans": [span.packed() for span in spans]} if spans else body)
-    )
+def encode_stats(
+    stats: Stats, reasons: dict[str, str], spans: Sequence[Span] = (), *, stopping: bool = False
+) -> bytes:
+    body: dict[str, object] = {"stats": stats, "reasons": reasons, "instance": _INSTANCE}
+    if spans:
+        body["spans"] = [span.packed() for span in spans]
+    if stopping:
+        body["stopping"] = True
+    return bytes(msgpack.packb(body))
 
 
 def decode_stats(data: bytes) -> Report:
@@ -65,6 +71,7 @@ def decode_stats(data: bytes) -> Report:
             dict(body["reasons"]),
             str(body["instance"]),
             unpacked(body.get("spans", ())),
+            bool(body.get("stopping")),
         )
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise DecodeError(f"malformed report: {error}") from error
@@ -83,7 +90,7 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
             )
             return
         log.info("stop_requested", by="the bus")
-        scope.stopping.set()
+        scope.stop()
 
     await client.subscribe(subjects.stop(slot), cb=stop)
     # Reports once more when the service stops: telemetry then shows why it is not ready.
@@ -92,7 +99,12 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
         stats = scope.health.refreshed()
         # A client that reconnects would buffer reports, and deliver old ones together later.
         if client.is_connected:
-            report = encode_stats(stats, scope.health.reasons, scope.health.traces.taken())
+            report = encode_stats(
+                stats,
+                scope.health.reasons,
+                scope.health.traces.taken(),
+                stopping=scope.stop_requested,
+            )
             with contextlib.suppress(NatsError):
                 await client.publish(subjects.stats(slot, scope.service), report)
         if scope.stopping.is_set():

@@ -32,7 +32,8 @@ ServiceMonitor, or Headrace's label is renamed to `exported_service`.
 Counters end in `_total`. A histogram has the suffixes `_bucket`, `_sum` and `_count`. A metric
 named after a state (`headrace_slot_wal_status`) has one series per state: 1 for the current state
 and 0 for the others. LSNs are numbers. Labels have a bounded number of values. When a service stops
-reporting, telemetry shows only `headrace_up` 0 for it.
+reporting, telemetry shows only `headrace_up` 0 for it, until it has
+[forgotten](operations.md#http-endpoints) the service.
 
 [Operations](operations.md) explains how to monitor a suite with them.
 

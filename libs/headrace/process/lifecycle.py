@@ -47,12 +47,21 @@ class Scope:
     tasks: asyncio.TaskGroup
     health: Health
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    # Someone asked for the stop; a service that fails stops, too.
+    stop_requested: bool = False
     waits: list[str] = field(default_factory=list)
 
     @property
     def refreshers(self) -> list[Callable[[Counters], None]]:
         """Callbacks that refresh gauges on demand."""
         return self.health.refreshers
+
+    def stop(self) -> None:
+        """Stop in order, because someone asks for it."""
+        # A service that fails already must not look as if it had been stopped.
+        if not self.stopping.is_set():
+            self.stop_requested = True
+        self.stopping.set()
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a part of the service; if it ends with an error, the service stops within the time
@@ -170,7 +179,7 @@ def _ask_to_stop(scope: Scope, number: signal.Signals) -> None:
         )
         return
     log.info("stop_requested", signal=number.name)
-    scope.stopping.set()
+    scope.stop()
 
 
 async def _deadline(scope: Scope) -> None:

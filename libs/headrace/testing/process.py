@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,11 +176,14 @@ class ServiceProcess:
 
 @contextlib.asynccontextmanager
 async def service(
-    environment: Mapping[str, str], name: str, *arguments: str
+    environment: Mapping[str, str], name: str, *arguments: str, program: Sequence[str] = ()
 ) -> AsyncIterator[ServiceProcess]:
-    """Run a service of the suite on a free port, and kill it when the block ends."""
+    """Run a service of the suite on a free port, and kill it when the block ends.
+
+    `program` runs in place of `headrace`.
+    """
     process = await asyncio.create_subprocess_exec(
-        _command(),
+        *(program or (_command(),)),
         name,
         *arguments,
         env=_environment({"HEADRACE_HTTP_PORT": "0", "HEADRACE_LOG_FORMAT": "json", **environment}),

@@ -8,6 +8,7 @@ end. Never affects the stream: it only listens and reads.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 
@@ -22,6 +23,7 @@ from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
 from headrace.process.service import http_port
 from headrace.settings import Settings
+from headrace.telemetry.configured import Configured
 from headrace.telemetry.history import INTERVAL_S, History
 from headrace.telemetry.otlp_export import OtlpExport
 from headrace.telemetry.routes import Routes
@@ -34,29 +36,35 @@ log = logs.logger("telemetry")
 SERVICE = "telemetry"
 # The services' last reports arrive right after the stop command.
 LAST_REPORTS_S = 0.3
+# How often the configuration is compared with the services that are silent.
+FORGET_S = 2.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
     port = http_port(SERVICE, settings.process)
     suite = SuiteStatus(time.monotonic(), settings.process.stats_interval_s)
+    configured = Configured.of(settings, os.environ)
     history = History()
     routes = Routes(settings, suite, history, scope.health)
     app = application(scope.health, settings.source.slot, routes.extend)
     async with serving(app, settings.process.http_host, port):
         watch = scope.spawn("slot-watch", SlotWatch(scope, settings, suite).run())
         past = scope.spawn("history", _history(scope, suite, history))
+        forgetting = scope.spawn("forgetting", _forget(scope, suite, configured))
         lines = scope.spawn("metrics-lines", _metrics_lines(scope, settings, suite))
         try:
-            await _listen(scope, settings, suite, routes)
+            await _listen(scope, settings, suite, configured, routes)
         finally:
             # The other tasks wait for it, also if `_listen` failed.
             scope.stopping.set()
         # SUMMARY ends stdout, so every METRICS line has to be written before.
-        await asyncio.gather(watch, lines, past)
+        await asyncio.gather(watch, lines, past, forgetting)
     _say(summary(suite, time.monotonic()))
 
 
-async def _listen(scope: Scope, settings: Settings, suite: SuiteStatus, routes: Routes) -> None:
+async def _listen(
+    scope: Scope, settings: Settings, suite: SuiteStatus, configured: Configured, routes: Routes
+) -> None:
     export = None
     if settings.otel.endpoint:
         export = OtlpExport(scope, settings, suite, settings.otel.endpoint)
@@ -66,7 +74,9 @@ async def _listen(scope: Scope, settings: Settings, suite: SuiteStatus, routes: 
             routes.client = client
             await _hear(client, settings, suite, export)
             scope.health.started()
-            scope.spawn("stream-watch", StreamWatch(scope, settings, suite, client).run())
+            scope.spawn(
+                "stream-watch", StreamWatch(scope, settings, suite, configured, client).run()
+            )
             reports = scope.spawn(
                 "reports", participation.take_part(scope, client, settings.source.slot)
             )
@@ -104,6 +114,16 @@ async def _history(scope: Scope, suite: SuiteStatus, history: History) -> None:
     while not scope.stopping.is_set():
         history.take(suite, time.monotonic())
         await scope.pause(INTERVAL_S)
+
+
+async def _forget(scope: Scope, suite: SuiteStatus, configured: Configured) -> None:
+    """Forget services that have left the suite; the others stay, however long they are silent."""
+    while not scope.stopping.is_set():
+        now = time.monotonic()
+        await configured.look(now)
+        for service in suite.forget(configured.asked, now):
+            log.info("service_forgotten", service=service)
+        await scope.pause(FORGET_S)
 
 
 async def _metrics_lines(scope: Scope, settings: Settings, suite: SuiteStatus) -> None:

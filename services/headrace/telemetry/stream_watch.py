@@ -20,13 +20,15 @@ from headrace.errors import HeadraceError, describe
 from headrace.metrics.counters import Counters
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
+from headrace.telemetry.configured import Configured
 from headrace.telemetry.retention import ConsumerView, Standing, StreamView, judge
 from headrace.telemetry.suite import SuiteStatus
 from headrace.telemetry.trend import Trend
 
 log = logs.logger("telemetry")
 
-# Each consumer that is behind costs a further request, for its oldest message.
+# Each consumer that is behind costs a further request, for its oldest message: if there are very
+# many, those that are furthest behind are looked at.
 CONSUMERS_MAX = 100
 _TIMEOUT_S = 3.0
 
@@ -42,6 +44,7 @@ class StreamWatch:
     _scope: Scope
     _settings: Settings
     _suite: SuiteStatus
+    _configured: Configured
     _client: Client
     _pace: Trend = field(default_factory=Trend)
     _near: set[str] = field(default_factory=set)
@@ -57,15 +60,16 @@ class StreamWatch:
         """Read streams and consumers once."""
         names = self._settings.streams
         try:
-            views = [
-                StreamView.of(await self._ask(f"STREAM.INFO.{name}"))
-                for name in (names.cdc, names.init)
-            ]
+            infos = [await self._ask(f"STREAM.INFO.{name}") for name in (names.cdc, names.init)]
+            views = [StreamView.of(info) for info in infos]
             cdc = views[0]
             # All bytes ever written, estimated: the stream's size stops growing once it discards.
             self._pace.add(time.monotonic(), cdc.last_seq * cdc.message_bytes)
+            standings = await self._standings(cdc.name)
+            durables = frozenset(standing.name for standing in standings)
+            self._configured.consumers(str(infos[0]["created"]), durables, time.monotonic())
             consumers = [
-                await self._consumer(cdc, standing) for standing in await self._standings(cdc.name)
+                await self._consumer(cdc, standing) for standing in standings[:CONSUMERS_MAX]
             ]
         except (StreamUnreadableError, NatsError, TimeoutError, ValueError, KeyError) as error:
             log.debug("streams_not_visible", reason=describe(error))
@@ -85,9 +89,7 @@ class StreamWatch:
         return found
 
     async def _standings(self, stream: str) -> list[Standing]:
-        """The positions of the durable consumers; if there are very many, of those that are
-        furthest behind.
-        """
+        """The positions of the durable consumers, the one that is furthest behind first."""
         found: list[Standing] = []
         offset = 0
         while True:
@@ -97,7 +99,7 @@ class StreamWatch:
             # At least one: an empty page must not repeat forever.
             offset += max(len(consumers), 1)
             if offset >= page.get("total", 0):
-                return sorted(found, key=lambda standing: standing.floor_seq)[:CONSUMERS_MAX]
+                return sorted(found, key=lambda standing: standing.floor_seq)
 
     async def _consumer(self, stream: StreamView, standing: Standing) -> ConsumerView:
         age_s = await self._oldest_age_s(stream, standing) if standing.behind else 0.0

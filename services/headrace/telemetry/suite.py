@@ -1,13 +1,14 @@
 """Telemetry's view of the suite: which services report, what they count, and the state of the slot.
 
 Promises: a service that stops reporting keeps its counters and loses its state, so that no total
-ever decreases; of several instances of a service the active one represents it, never a standby.
-Holds a bounded number of instances.
+ever decreases; of several instances of a service the active one represents it, never a standby. A
+silent service is shown for as long as the configuration asks for it. Holds a bounded number of
+instances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +16,17 @@ from headrace.bus.participation import Report
 from headrace.lsn import format_lsn
 from headrace.metrics.counters import Stats
 from headrace.metrics.figure import PUBLISHER, READER, RESPONDER
+from headrace.telemetry.configured import Asked
 from headrace.telemetry.retention import ConsumerView, StreamView
 
 # A process has another instance name after each restart.
 INSTANCES_MAX = 64
+# Beyond this number of services, the one that was heard longest ago is forgotten.
+SERVICES_MAX = 512
+# A service that nothing asks for is forgotten this long after an ordered stop, or after its last
+# report if it did not stop in order.
+STOPPED_S = 300.0
+DEAD_S = 86_400.0
 SILENT_REPORTS = 5
 SILENT_S_MIN = 3.0
 
@@ -87,11 +95,43 @@ class SuiteStatus:
     streams: tuple[StreamView, ...] = ()
     consumers: tuple[ConsumerView, ...] = ()
     _heard: dict[tuple[str, str], _Heard] = field(default_factory=dict)
+    # Of forgotten services: a counter must not decrease.
+    _reconnects_before: int = 0
 
     def hear(self, service: str, report: Report, now: float) -> None:
         self._heard[service, report.instance] = _Heard(report, now)
         if len(self._heard) > INSTANCES_MAX:
-            del self._heard[min(self._heard, key=lambda k: self._heard[k].at)]
+            self._drop_an_instance()
+
+    def _drop_an_instance(self) -> None:
+        """Drop the report that was heard longest ago, of a service that has a newer one: no process
+        that restarts again and again makes another service disappear.
+        """
+        newest: dict[str, float] = {}
+        for (service, _), heard in self._heard.items():
+            newest[service] = max(newest.get(service, heard.at), heard.at)
+        older = [key for key, heard in self._heard.items() if heard.at < newest[key[0]]]
+        if not older and len(self._heard) <= SERVICES_MAX:
+            return
+        del self._heard[min(older or self._heard, key=lambda key: self._heard[key].at)]
+
+    def forget(self, asked: Callable[[str, float], Asked], now: float) -> list[str]:
+        """Forget the silent services that nobody waits for any more; returns their names."""
+        gone = [name for name in self.members(now) if self._is_gone(name, asked(name, now), now)]
+        for name in gone:
+            member = self.member(name, now)
+            self._reconnects_before += _whole(member, "nats_reconnects")
+            self._heard = {key: heard for key, heard in self._heard.items() if key[0] != name}
+        return gone
+
+    def _is_gone(self, service: str, asked: Asked, now: float) -> bool:
+        heard = [h for (name, _), h in self._heard.items() if name == service]
+        if asked is Asked.YES or any(self._live(h, now) for h in heard):
+            return False
+        if asked is Asked.NO_LONGER:
+            return True
+        last = max(heard, key=lambda h: h.at)
+        return now - last.at > (STOPPED_S if last.report.stopping else DEAD_S)
 
     def member(self, service: str, now: float) -> Member | None:
         """The service's leading instance; None if it never reported."""
@@ -133,7 +173,8 @@ class SuiteStatus:
             # Counters of a silent reader stay valid, its connection doesn't.
             connected=bool(reader and reader.live and reader.stats.get("pg_connected")),
             reconnects=_whole(reader, "pg_reconnects"),
-            nats_reconnects=sum(_whole(member, "nats_reconnects") for member in members.values()),
+            nats_reconnects=self._reconnects_before
+            + sum(_whole(member, "nats_reconnects") for member in members.values()),
             last_processing_time_us=_whole(publisher, "last_processing_time_us"),
             slot_active=slot.active if slot else False,
             lag_bytes=slot.lag_bytes if slot else 0,

@@ -108,3 +108,16 @@ async def test_a_service_stops_when_the_suite_is_stopped_and_not_for_an_unsigned
         assert not scope.stopping.is_set()
         await bus.command_to_stop("secret")
         assert scope.stopping.is_set()
+
+
+@on_virtual_time
+async def test_only_a_service_that_is_asked_to_stop_says_so_in_its_last_report() -> None:
+    asked, failed = Bus(), Bus()
+    async with taking_part(asked):
+        await asked.command_to_stop(None)
+    async with taking_part(failed) as scope:
+        scope.stopping.set()
+        # A signal during the failure.
+        scope.stop()
+    assert [report.stopping for report in asked.reports] == [False, True]
+    assert [report.stopping for report in failed.reports] == [False, False]
