@@ -1,4 +1,4 @@
-"""Lists of the pages as files, for callers with the right `export`.
+"""Lists of the pages and traces as files, for callers with the right `export`.
 
 Promises: a file has no value that the page would not show to this caller, and rows only of tables
 that the right covers; each export is in the log of acts before its first byte is sent.
@@ -6,10 +6,12 @@ that the right covers; each export is in the log of acts before its first byte i
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from headrace.console.access import Caller
@@ -22,12 +24,14 @@ from headrace.console.problem import ProblemError, invalid
 from headrace.console.reading import EventReader
 from headrace.console.search import LIMIT_MAX, search
 from headrace.console.sql import SqlRuns
+from headrace.console.trace import Tracing
 
 ROWS_MAX = 10_000
 # Less than a request may take.
 SECONDS_MAX = 8.0
 NEXT = "X-Headrace-Next"
 LEFT_OUT = "X-Headrace-Left-Out"
+_TYPES = {**FORMATS, "json": "application/json"}
 Page = Callable[[dict[str, str]], Awaitable[tuple[Sequence[Mapping[str, Any]], str | None]]]
 
 
@@ -38,12 +42,14 @@ class Exports:
         redaction: Redaction,
         audit: AuditAnswers,
         sql: SqlRuns,
+        tracing: Tracing,
         acts: ActsLog,
     ) -> None:
         self._reader = reader
         self._redaction = redaction
         self._audit = audit
         self._sql = sql
+        self._tracing = tracing
         self._acts = acts
 
     async def events(self, request: web.Request) -> web.Response:
@@ -82,6 +88,18 @@ class Exports:
         names = [column["name"] for column in run.columns]
         return await self._answer(request, "sql", names, rows, {})
 
+    async def trace(self, request: web.Request) -> web.Response:
+        """A change with its stations, as the page shows them but with whole values."""
+        caller = _exporter(request)
+        found = await self._tracing.document(request, None)
+        event = found["event"]
+        # The trace of a change that the stream has discarded has no values.
+        if event is not None and not _covers(caller, event):
+            raise _refused("You may not export changes of this table.")
+        await self._acts.note(request, caller, "export", "trace", detail=found["position"])
+        name = re.sub(r"[/+]", "-", found["position"])
+        return _file(orjson.dumps(found, option=orjson.OPT_INDENT_2), f"trace-{name}", "json")
+
     async def _list(self, request: web.Request, name: str, page: Page) -> web.Response:
         caller = caller_of(request)
         query = {key: value for key, value in request.query.items() if key != "format"}
@@ -119,13 +137,19 @@ class Exports:
         fields = ", ".join(sorted(set(request.query) - {"format", "cursor"})) or "none"
         detail = f"{len(rows)} rows, {kind}, filters: {fields}"
         await self._acts.note(request, caller_of(request), "export", name, detail=detail)
-        headers = {
-            **headers,
-            "Content-Type": FORMATS[kind],
-            "Content-Disposition": f'attachment; filename="headrace-{name}.{kind}"',
-            "Cache-Control": "no-store",
-        }
-        return web.Response(body=body, headers=headers)
+        return _file(body, name, kind, headers)
+
+
+def _file(
+    body: bytes, name: str, kind: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    found = {
+        **(headers or {}),
+        "Content-Type": _TYPES[kind],
+        "Content-Disposition": f'attachment; filename="headrace-{name}.{kind}"',
+        "Cache-Control": "no-store",
+    }
+    return web.Response(body=body, headers=found)
 
 
 def _format(request: web.Request) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.console.answering import SILENT
 from headrace.console.waterline import STATES, consumer_state
-from headrace.suite.services import SERVICES, facts_of
+from headrace.suite.services import SERVICES, SINK, facts_of
 
 _RANK = ("running", "waiting", "paused", "attention", "failed")
 _FORESEEN_S = 90 * 86_400
@@ -140,7 +140,7 @@ def _service_troubles(status: Mapping[str, Any]) -> dict[str, Document]:
                 name,
                 STATES[service["state"]],
                 f"{name} does not report any more.",
-                f"Start headrace {name}.",
+                _start(name),
                 "/system/services",
             )
         elif service["state"] == "not ready":
@@ -158,10 +158,17 @@ def _service_troubles(status: Mapping[str, Any]) -> dict[str, Document]:
                 name,
                 "attention",
                 f"{name} has never reported.",
-                f"Start headrace {name}.",
+                _start(name),
                 "/system/services",
             )
     return found
+
+
+def _start(service: str) -> str:
+    if facts_of(service) is not SINK:
+        return f"Start headrace {service}."
+    name = service.removeprefix(f"{SINK.name}-")
+    return f"Run headrace sink {name}, or headrace sinks apply if the file no longer has it."
 
 
 def _consumer_trouble(view: Mapping[str, Any]) -> Document:
@@ -185,7 +192,9 @@ def health(found: Sequence[Mapping[str, Any]], paused: object, *, known: bool) -
     # A finding outweighs a pause: paused and broken is broken.
     if found:
         first = str(found[0]["text"]).rstrip(".")
-        more = f" There are {len(found) - 1} more findings." if len(found) > 1 else ""
+        more = {1: "", 2: " There is one more finding."}.get(
+            len(found), f" There are {len(found) - 1} more findings."
+        )
         return {
             "state": found[0]["state"],
             "sentence": f"{first}.{more}",

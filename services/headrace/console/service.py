@@ -93,7 +93,9 @@ class ConsoleParts:
         self._drafts = Drafts(settings, self._sinks, plans)
         self._backups = BackupAnswers(settings, self._suite)
         self._sql = SqlRuns(settings, self._suite, redaction, self._acts)
-        self._exports = Exports(self._reader, redaction, self._audit, self._sql, self._acts)
+        self._exports = Exports(
+            self._reader, redaction, self._audit, self._sql, self._tracing, self._acts
+        )
         self._lake = LakeView(settings, self._suite)
         self._live = Live(
             scope,
@@ -122,6 +124,7 @@ class ConsoleParts:
             ("/events/export", self._exports.events),
             ("/events/{position}", seen.event),
             ("/events/{position}/trace", self._tracing.answer),
+            ("/events/{position}/trace/export", self._exports.trace),
             ("/transactions/{lsn}", seen.transaction),
             ("/consumers", seen.consumers),
             ("/services", seen.services),

@@ -78,8 +78,8 @@ class SnapshotList:
             if document["id"] not in ended
         ]
         head = self._suite.head()
-        told = {one["part"] for one in head["stale"]}
-        if "nats" not in told:
+        stale = {one["part"] for one in head["stale"]}
+        if "nats" not in stale:
             head["stale"] += self._stored.stale()
         items = [self._open_to(caller, one) for one in (*running, *stored)[:KEPT_MAX]]
         return {**head, "items": items}

@@ -158,9 +158,9 @@ class SuiteView:
         status = self.status_for(caller)
         stale = self.stale()
         # The status describes an unreachable PostgreSQL and a silent service in more detail.
-        told = [one for one in self._away_servers() if one["part"] != "postgres"]
+        away = [one for one in self._away_servers() if one["part"] != "postgres"]
         # Judged again for each answer: a verdict that was kept could be old.
-        found = overview.troubles(status, told)
+        found = overview.troubles(status, away)
         slot = (status or {}).get("slot") or {}
         lag_bytes = slot.get("lag_bytes")
         return {

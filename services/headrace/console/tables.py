@@ -118,12 +118,12 @@ class Tables:
 
     def _head(self) -> dict[str, Any]:
         head = self._suite.head()
-        told = {one["part"] for one in head["stale"]}
+        stale = {one["part"] for one in head["stale"]}
         more = [
             one
             for known in (self._sizes, self._schemas)
             for one in known.stale()
-            if one["part"] not in told
+            if one["part"] not in stale
         ]
         return {"as_of": head["as_of"], "stale": [*head["stale"], *more]}
 

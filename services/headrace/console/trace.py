@@ -14,7 +14,7 @@ from aiohttp import web
 
 from headrace.console.answering import SILENT
 from headrace.console.answers import answer, caller_of
-from headrace.console.cells import Redaction, event_document
+from headrace.console.cells import TEXT_CHARACTERS_MAX, Redaction, event_document
 from headrace.console.known import FAILURES, stamp
 from headrace.console.positions import missing, position_in
 from headrace.console.reading import EventReader, committed_at
@@ -45,21 +45,23 @@ class Tracing:
         self._redaction = redaction
 
     async def answer(self, request: web.Request) -> web.Response:
+        return answer(await self.document(request, TEXT_CHARACTERS_MAX))
+
+    async def document(self, request: web.Request, characters_max: int | None) -> dict[str, Any]:
+        """The change as this caller may see it, and its stations. Longer values are cut."""
         position = position_in(request.match_info["position"])
         async with self._reader.turns:
             event = await self._reader.at(position)
             stations = await self._stations(position, event)
-        document = None
+        shown = None
         if event is not None:
-            document = event_document(event, caller_of(request), self._redaction)
-        return answer(
-            {
-                **self._suite.head(),
-                "position": str(position),
-                "event": document,
-                "stations": stations,
-            }
-        )
+            shown = event_document(event, caller_of(request), self._redaction, characters_max)
+        return {
+            **self._suite.head(),
+            "position": str(position),
+            "event": shown,
+            "stations": stations,
+        }
 
     async def _stations(self, position: Position, event: Event | None) -> list[Station]:
         committed = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from headrace.testing.database import fresh_database
 from headrace.testing.line import Line, running_line
 from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
-from tests.support.console_api import Console, described, running_console
+from tests.support.console_api import Console, check, described, running_console
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -128,6 +129,30 @@ async def test_a_pause_acts_once_by_a_plan_that_holds(console: Console, line: Li
     assert (status, problem["code"]) == (409, "stale_plan")
     await until_paused(console, paused=False)
     assert [one["act"] for one in await acts(console)] == ["resume", "pause"]
+
+
+async def test_requests_of_other_sites_and_forged_ones_are_refused(console: Console) -> None:
+    # Before the tests that are refused more often than the log takes in a minute.
+    refused = [
+        ({"Sec-Fetch-Site": "cross-site"}, "GET", "/overview"),
+        ({"Host": "rebound.example"}, "GET", "/overview"),
+        ({"Origin": "null"}, "POST", "/suite/pause"),
+        ({"Origin": "https://elsewhere.example"}, "POST", "/suite/pause"),
+    ]
+    for headers, method, path in refused:
+        status, body = await console.ask(
+            method, path, body={} if method == "POST" else None, headers=bearer("admin") | headers
+        )
+        assert (status, body["code"] in {"host", "origin"}) == (403, True), (headers, body)
+    # No bearer token: as a page would send it.
+    status, body = await console.ask("POST", "/suite/pause", body={}, headers={"X-Headrace": "0"})
+    assert (status, body["code"]) == (403, "origin")
+    forged = {"X-Forwarded-User": "ana", "X-Headrace-Proxy-Secret": "of-the-proxy"}
+    status, body = await console.get("/overview", **forged)
+    assert (status, body["code"]) == (403, "origin")
+    entries = [one for one in await acts(console) if one["result"] == "refused"]
+    assert "POST /api/v1/suite/pause" in {one["act"] for one in entries}
+    assert not [one for one in await acts(console) if one["result"] == "begun"]
 
 
 async def test_each_role_has_its_endpoints_and_no_others(console: Console) -> None:
@@ -247,29 +272,6 @@ async def test_a_file_has_what_the_page_shows_of_tables_that_the_right_covers(
     ]
 
 
-async def test_requests_of_other_sites_and_forged_ones_are_refused(console: Console) -> None:
-    refused = [
-        ({"Sec-Fetch-Site": "cross-site"}, "GET", "/overview"),
-        ({"Host": "rebound.example"}, "GET", "/overview"),
-        ({"Origin": "null"}, "POST", "/suite/pause"),
-        ({"Origin": "https://elsewhere.example"}, "POST", "/suite/pause"),
-    ]
-    for headers, method, path in refused:
-        status, body = await console.ask(
-            method, path, body={} if method == "POST" else None, headers=bearer("admin") | headers
-        )
-        assert (status, body["code"] in {"host", "origin"}) == (403, True), (headers, body)
-    # No bearer token: as a page would send it.
-    status, body = await console.ask("POST", "/suite/pause", body={}, headers={"X-Headrace": "0"})
-    assert (status, body["code"]) == (403, "origin")
-    forged = {"X-Forwarded-User": "ana", "X-Headrace-Proxy-Secret": "of-the-proxy"}
-    status, body = await console.get("/overview", **forged)
-    assert (status, body["code"]) == (403, "origin")
-    entries = [one for one in await acts(console) if one["result"] == "refused"]
-    assert "POST /api/v1/suite/pause" in {one["act"] for one in entries}
-    assert not [one for one in await acts(console) if one["result"] == "begun"]
-
-
 async def test_a_token_becomes_a_session_that_can_end(console: Console) -> None:
     status, body = await console.ask("POST", "/session", body={"token": "wrong"})
     assert (status, body["code"]) == (401, "sign_in")
@@ -320,3 +322,47 @@ async def test_a_trace_agrees_with_the_stream_and_the_slot(console: Console, lin
         line.source,
     )
     assert confirmed[0]["yes"]
+
+
+async def test_a_trace_as_a_file_has_what_the_page_shows_and_takes_the_right(
+    console: Console, line: Line
+) -> None:
+    # The first part of the name is what the right `export` covers.
+    await line.execute("CREATE TABLE opened_trace (id int PRIMARY KEY, note text)")
+    await line.execute("CREATE TABLE closed_trace (id int PRIMARY KEY)")
+    await line.execute("CREATE TABLE IF NOT EXISTS secrets (id text PRIMARY KEY, pin text)")
+    long = "a long value " * 10_000
+    await line.rows(
+        f"INSERT INTO opened_trace VALUES (1, '{long}')",
+        "INSERT INTO closed_trace VALUES (1)",
+        f"INSERT INTO secrets (id, pin) VALUES ('{CANARY}-3', '{REDACTED}')",
+    )
+
+    async def traced(table: str, user: str = "exporter") -> tuple[int, str, str]:
+        _, found = await console.get(f"/events?table={table}&op=INSERT", **bearer(user))
+        place = re.sub(r"[/+]", "-", found["items"][0]["position"])
+        url = f"{console.base}/api/v1/events/{place}/trace/export"
+        async with console.http.get(url, headers=bearer(user)) as answer:
+            body = await answer.text()
+            path = "/api/v1/events/{position}/trace/export"
+            check(described(), "GET", path, answer.status, json.loads(body))
+            return answer.status, body, answer.headers.get("Content-Disposition", "")
+
+    status, text, name = await traced("opened_trace")
+    assert status == 200, text
+    assert re.fullmatch(r'attachment; filename="headrace-trace-[0-9A-F-]+\.json"', name)
+    found = json.loads(text)
+    assert [one["kind"] for one in found["stations"]][:2] == ["commit", "wal"]
+    (note,) = [one["after"] for one in found["event"]["columns"] if one["name"] == "note"]
+    assert note["text"] == long
+    _, text, _ = await traced("secrets")
+    assert CANARY not in text
+    assert REDACTED not in text
+    kinds = {one["after"]["kind"] for one in json.loads(text)["event"]["columns"]}
+    assert kinds == {"hidden", "redacted"}
+    for table, user in (("closed_trace", "exporter"), ("opened_trace", "admin")):
+        status, text, _ = await traced(table, user)
+        assert (status, json.loads(text)["code"]) == (403, "export"), user
+    logged = [(one["act"], one["object"], one["result"]) for one in await acts(console)]
+    assert logged.count(("export", "trace", "done")) == 2
+    assert CANARY not in json.dumps(await acts(console))

@@ -85,3 +85,18 @@ def test_an_older_telemetry_that_does_not_say_how_long_it_waits_is_believed() ->
     for service in found["services"].values():
         del service["age_s"]
     assert judged(found, 1.0) == found
+
+
+def test_a_silent_sink_has_the_command_that_starts_it_and_the_one_that_removes_it() -> None:
+    (one,) = troubles(judged(status(age_s=60.0, state="silent"), 1.0), [])
+    assert "headrace sink files" in one["remedy"]
+    assert "headrace sinks apply" in one["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [(1, "A."), (2, "A. There is one more finding."), (3, "A. There are 2 more findings.")],
+)
+def test_the_sentence_counts_the_other_findings(number: int, sentence: str) -> None:
+    found = [{"text": "A.", "state": "failed"}] * number
+    assert health(found, None, known=True)["sentence"] == sentence

@@ -229,6 +229,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/events/{position}/trace/export": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The trace as a file, with whole values. It takes the right `export` to the table, and is logged. */
+        get: operations["exportTrace"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/transactions/{lsn}": {
         parameters: {
             query?: never;
@@ -2276,6 +2293,29 @@ export interface operations {
                      *       ]
                      *     }
                      */
+                    "application/json": components["schemas"]["Trace"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    exportTrace: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                position: components["parameters"]["position"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The file. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
                     "application/json": components["schemas"]["Trace"];
                 };
             };

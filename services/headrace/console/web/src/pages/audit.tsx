@@ -28,7 +28,7 @@ export default function AuditPage() {
         <TextFilter name="table" label="Table" />
         <ChoiceFilter name="op" label="Operation" choices={OPERATIONS} />
         <TextFilter name="key" label="Key" placeholder="7" />
-        <TextFilter name="context" label="Context contains" placeholder='{"user": "ada"}' wide />
+        <TextFilter name="context" label="Context contains" placeholder='{"user": "ada"}' />
         <TextFilter name="from" label="From, UTC or position" placeholder="2026-01-31T12:00Z" />
         <TextFilter name="to" label="To" />
         <ClearFilters names={FILTERS} />
@@ -39,7 +39,7 @@ export default function AuditPage() {
             {items.length > 0 ? <AuditList items={items} /> : (
               <Card>
                 {filtered
-                  ? <Empty title="No change of the trail matches the filter" />
+                  ? <Empty title="No change of the trail matches the filter">Clear a field of the filter to see more.</Empty>
                   : <Empty title="The trail is empty">The audit-writer writes every change here. Change a row to see the first.</Empty>}
               </Card>
             )}

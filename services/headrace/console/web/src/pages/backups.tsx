@@ -73,11 +73,11 @@ function Store({ of: { store, window, stored_bytes, writer, standbys, unfinished
 }
 
 const COLUMNS: readonly Column<Backup>[] = [
-  { name: "Backup", cell: (row) => <>{visible(row.label)}{row.tags.length > 0 && <span class="sub">{row.tags.map(visible).join(", ")}</span>}</>, sort: (row) => row.label },
+  { name: "Backup", kind: "name", cell: (row) => <>{visible(row.label)}{row.tags.length > 0 && <span class="sub">{row.tags.map(visible).join(", ")}</span>}</>, sort: (row) => row.label },
   { name: "Kind", cell: (row) => <>{row.kind}{row.parent && <span class="sub wide-only">on {visible(row.parent)}</span>}</> },
   { name: "Taken", kind: "nowrap", cell: (row) => <When at={row.at} />, sort: (row) => row.at, room: "wide-only" },
   { name: "LSN", kind: "n", cell: (row) => <Position at={row.lsn} plain />, room: "wider-only" },
-  { name: "Log until", kind: "n", cell: (row) => <Position at={row.log_until} plain />, room: "wide-only" },
+  { name: "Log until", kind: "n", cell: (row) => <Position at={row.log_until} plain />, room: "wider-only" },
   { name: "Size", kind: "n", cell: (row) => bytes(row.bytes), sort: (row) => BigInt(row.bytes), room: "wider-only" },
   { name: "Stored", kind: "n", cell: (row) => bytes(row.stored), sort: (row) => BigInt(row.stored) },
   { name: "Restore", cell: (row) => row.restorable ? <span class="dim">possible</span> : <State is="attention">log missing</State>, room: "wide-only" },
@@ -113,7 +113,7 @@ function Restore({ of: { window } }: { of: Backups }) {
         <div class="filters pair" role="group" aria-label="Restore">
           <ChoiceFilter name="what" label="What" choices={WHATS} />
           {what === "table" ? <TextFilter name="table" label="Table" placeholder="orders" /> : <TextFilter name="to" label="New folder" placeholder="/srv/restored" />}
-          <ChoiceFilter name="moment" label="When" choices={what === "table" ? [...MOMENTS, DROP] : MOMENTS} />
+          <ChoiceFilter name="moment" label="When" wide choices={what === "table" ? [...MOMENTS, DROP] : MOMENTS} />
           {field && <TextFilter name="value" label={field[0]} placeholder={field[1]} />}
         </div>
         {moment === "time" && value && (

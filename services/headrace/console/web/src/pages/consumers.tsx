@@ -18,7 +18,7 @@ function Room({ of: { left_ratio: left, state } }: { of: Consumer }) {
 }
 
 const COLUMNS: readonly Column<Consumer>[] = [
-  { name: "Consumer", cell: (row) => <>{visible(row.name)}<span class="sub">{visible(row.stream)}</span></>, sort: (row) => row.name },
+  { name: "Consumer", kind: "name", cell: (row) => <>{visible(row.name)}<span class="sub">{visible(row.stream)}</span></>, sort: (row) => row.name },
   { name: "State", cell: (row) => <State is={row.state} /> },
   { name: "Room left", cell: (row) => <Room of={row} />, sort: (row) => row.left_ratio, room: "wide-only" },
   { name: "Time left", kind: "n", cell: (row) => <>{duration(row.left_s)}<span class="sub">{bytes(row.left_bytes)}</span></>, sort: (row) => row.left_s ?? Infinity },

@@ -1,5 +1,6 @@
 // One event: its values, and its way from the commit to everything that has it.
 import { EventFacts } from "../parts/event-facts";
+import { ExportLinks } from "../parts/export-links";
 import { eventTable } from "../parts/event-name";
 import { Icon, type IconName } from "../parts/icons";
 import { Answered, Card, Facts, Page } from "../parts/layout";
@@ -24,6 +25,7 @@ export default function EventPage() {
       title={event ? `${capital(event.operation)} on ${eventTable(event)}` : "Event"}
       crumbs={<a href="/events">Events</a>}
       lead={<span class="line"><Position at={position} plain /><Copy text={position} label="Copy the position" /></span>}
+      acts={<ExportLinks path={`/events/${addressed(position)}/trace/export`} trace />}
     >
       <div class="grid side">
         <div class="stack">

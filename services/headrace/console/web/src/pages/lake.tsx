@@ -48,10 +48,10 @@ function Summary({ of: { cuts: [newest], age_s, writer } }: { of: Lake }) {
 
 const CUT_COLUMNS: readonly Column<LakeCut>[] = [
   { name: "Cut", kind: "n", cell: (cut) => count(cut.number) },
-  { name: "LSN", kind: "n", cell: (cut) => <Position at={cut.lsn} plain />, room: "wide-only" },
+  { name: "LSN", kind: "n", cell: (cut) => <Position at={cut.lsn} plain />, room: "wider-only" },
   { name: "Made", kind: "nowrap", cell: (cut) => <When at={cut.made} /> },
   { name: "Last commit", kind: "nowrap", cell: (cut) => <When at={cut.commit} />, room: "wider-only" },
-  { name: "Tables", kind: "n", cell: (cut) => count(cut.tables), room: "wide-only" },
+  { name: "Tables", kind: "n", cell: (cut) => count(cut.tables), room: "wider-only" },
   { name: "Changed", kind: "wrap", cell: (cut) => <Changed of={cut} />, room: "wide-only" },
   { name: "Read", kind: "n", cell: (cut) => <a href={`/sql?cut=${cut.number}`} aria-label={`SQL at cut ${cut.number}`}>SQL</a> },
 ];
@@ -82,7 +82,7 @@ function Cuts({ of: { cuts, copies } }: { of: Lake }) {
 }
 
 const TABLE_COLUMNS: readonly Column<LakeTable>[] = [
-  { name: "Table", cell: (row) => <>{visible(row.table)}{!row.own && <span class="sub">of {visible(row.source ?? "another program")}</span>}</>, sort: (row) => row.table },
+  { name: "Table", kind: "name", cell: (row) => <>{visible(row.table)}{!row.own && <span class="sub">of {visible(row.source ?? "another program")}</span>}</>, sort: (row) => row.table },
   { name: "Rows", kind: "n", cell: (row) => count(row.rows), sort: (row) => BigInt(row.rows) },
   { name: "Deleted rows", kind: "n", cell: (row) => count(row.deleted_rows), sort: (row) => BigInt(row.deleted_rows), room: "wider-only" },
   { name: "Files", kind: "n", cell: (row) => count(row.files), sort: (row) => BigInt(row.files) },
@@ -104,7 +104,7 @@ function Tables() {
           <Card title="Tables" note={`${count(sum((row) => row.files))} files, ${bytes(sum((row) => row.bytes))}`} flush>
             {items.length > 0
               ? <Grid label="Tables" columns={TABLE_COLUMNS} rows={items} id={({ table }) => table} />
-              : <Empty title="The lake has no table yet" />}
+              : <Empty title="The lake has no table yet">The lake-writer copies the published tables; its state is above.</Empty>}
           </Card>
         </>
       )}

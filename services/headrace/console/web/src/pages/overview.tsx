@@ -5,7 +5,7 @@ import { Icon } from "../parts/icons";
 import { Card, Empty, Figures, Page } from "../parts/layout";
 import { State } from "../parts/marks";
 import { Waterline } from "../parts/waterline";
-import { bytes, count, duration, rate, utc } from "../pure/format";
+import { bytes, count, duration, rate, utc, visible } from "../pure/format";
 import { get } from "../state/api";
 import { current, overview, overviewAt } from "../state/live";
 import type { History, Overview } from "../types";
@@ -41,27 +41,31 @@ function Verdict({ of: { health, paused } }: { of: Overview }) {
   const known = current.value;
   const tone = known ? health.state : "unknown";
   const icon = tone === "running" ? "done" : "alert";
+  // The sentence says all of a lone finding but its remedy.
+  const only = known && health.troubles.length === 1 ? health.troubles[0] : undefined;
   return (
     <section class="card" aria-label="Health">
       <div class="body">
         <div class={`verdict ${tone}`}>
           <Icon name={known ? icon : "unknown"} size={24} />
           <div>
-            <p>{known ? health.sentence : "The state is not known now."}</p>
-            {!known && <p>At {utc(new Date(overviewAt.value).toISOString(), 0)}: {health.sentence}</p>}
-            {paused && <p>Paused by {paused.by} since {utc(paused.at, 0)}: {paused.reason || "no reason given"}.</p>}
+            <p>{known ? visible(health.sentence) : "The state is not known now."}</p>
+            {!known && <p>At {utc(new Date(overviewAt.value).toISOString(), 0)}: {visible(health.sentence)}</p>}
+            {only && <p>{visible(only.remedy)}</p>}
+            {paused && <p>Paused by {visible(paused.by)} since {utc(paused.at, 0)}: {visible(paused.reason) || "no reason given"}.</p>}
           </div>
+          {only?.link && <a href={only.link}>{visible(only.part)}</a>}
         </div>
       </div>
-      {health.troubles.length > 0 && (
+      {health.troubles.length > 0 && !only && (
         <ul class="troubles">
           {health.troubles.map((trouble) => (
             <li key={`${trouble.part} ${trouble.text}`}>
               <State is={trouble.state} />
               <div>
-                {trouble.text} <span class="dim">{trouble.remedy}</span>
+                {visible(trouble.text)} <span class="dim">{visible(trouble.remedy)}</span>
               </div>
-              {trouble.link && <a href={trouble.link}>{trouble.part}</a>}
+              {trouble.link && <a href={trouble.link}>{visible(trouble.part)}</a>}
             </li>
           ))}
         </ul>
@@ -77,7 +81,7 @@ function FigureRow({ of: { rate: flow, lag, room, totals } }: { of: Overview }) 
         { name: "Events per second", value: rate(flow.events_per_s), note: flow.bytes_per_s === null ? null : `${bytes(flow.bytes_per_s)} per second` },
         { name: "Behind the log’s end", value: duration(lag.seconds), note: bytes(lag.bytes) },
         room
-          ? { name: "Least time before a loss", value: duration(room.seconds), note: room.consumer }
+          ? { name: "Least time before a loss", value: duration(room.seconds), note: visible(room.consumer) }
           : { name: "Least time before a loss", value: "–", note: "nobody is losing events" },
         { name: "Events", value: count(totals.events), note: totals.transactions === null ? null : `${count(totals.transactions)} transactions` },
         { name: "Tables", value: count(totals.tables) },
@@ -146,9 +150,9 @@ function Services({ of: { services } }: { of: Overview }) {
         <tbody>
           {services.map((service) => (
             <tr key={service.name}>
-              <td>{service.name}{service.instances > 1 && <span class="dim"> × {service.instances}</span>}</td>
+              <td class="name">{visible(service.name)}{service.instances > 1 && <span class="dim"> × {service.instances}</span>}</td>
               <td><State is={current.value ? service.state : "paused"}>{current.value ? undefined : "not known"}</State></td>
-              <td class="wrap wide-only">{service.reasons.join("; ") || <span class="dim">–</span>}</td>
+              <td class="wrap wide-only">{service.reasons.map(visible).join("; ") || <span class="dim">–</span>}</td>
               <td class="n">{duration(service.uptime_s)}</td>
             </tr>
           ))}

@@ -9,7 +9,7 @@ import type { Parked } from "../types";
 type Change = Parked["items"][number];
 
 const COLUMNS: readonly Column<Change>[] = [
-  { name: "Change", cell: (change) => <code class="break">{visible(change.id)}</code> },
+  { name: "Change", kind: "name", cell: (change) => <code class="break">{visible(change.id)}</code> },
   { name: "Reason", kind: "wrap", cell: (change) => visible(change.reason ?? "not recorded") },
   { name: "Size", kind: "n", cell: (change) => bytes(change.bytes) },
   { name: "Parked", kind: "nowrap", cell: (change) => <When at={change.at} />, room: "wide-only" },

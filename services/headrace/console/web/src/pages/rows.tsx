@@ -48,7 +48,7 @@ export default function RowPage() {
             <>
               {items.length > 0
                 ? <><p class="dim">{plural(items.length, "transaction")}</p><AuditList items={items} /></>
-                : <Card><Empty title="The trail has no change of this row" /></Card>}
+                : <Card><Empty title="The trail has no change of this row">It was not changed since the audit-writer began, or its key is another one.</Empty></Card>}
               {next && <a class="button" href={withQuery({ cursor: next })}>Older</a>}
             </>
           )}

@@ -123,8 +123,8 @@ function About({ of: { sink, facts } }: { of: SinkAnswer }) {
 }
 
 const LETTER_COLUMNS: readonly Column<DeadLetter>[] = [
-  { name: "Operation", cell: ({ event }) => <Operation is={event.operation} /> },
-  { name: "Record", cell: ({ id, event }) => <><a href={withQuery({ letter: id })}>{eventTable(event)}</a><span class="sub">{event.key ? keyText(event.key) : event.position}</span></> },
+  { name: "Operation", quiet: true, cell: ({ event }) => <Operation is={event.operation} /> },
+  { name: "Record", kind: "name", cell: ({ id, event }) => <><a href={withQuery({ letter: id })}>{eventTable(event)}</a><span class="sub">{event.key ? keyText(event.key) : event.position}</span></> },
   { name: "Reason", kind: "wrap", cell: ({ reason }) => reason === null ? <Hidden /> : visible(reason) },
   { name: "Parked", kind: "nowrap", cell: ({ at }) => <When at={at} />, room: "wide-only" },
 ];
@@ -170,7 +170,7 @@ function LetterDrawer({ of: letter }: { of: DeadLetter }) {
 
 type SinkTable = SinkAnswer["tables"][number];
 const TABLE_COLUMNS: readonly Column<SinkTable>[] = [
-  { name: "Table", cell: (table) => <TableName name={fullName(table)} token={table.token} />, sort: fullName },
+  { name: "Table", kind: "name", cell: (table) => <TableName name={fullName(table)} token={table.token} />, sort: fullName },
 ];
 
 function TablesCard({ of: { tables } }: { of: SinkAnswer }) {
@@ -178,7 +178,7 @@ function TablesCard({ of: { tables } }: { of: SinkAnswer }) {
     <Card title="Tables" note={count(tables.length)} flush>
       {tables.length > 0
         ? <Grid label="Tables" columns={TABLE_COLUMNS} rows={tables} id={({ token }) => token} />
-        : <Empty title="No published table is known that it asks for" />}
+        : <Empty title="No published table is known that it asks for">Compare <code>tables</code> of the sink with the <a href="/tables">published tables</a>.</Empty>}
     </Card>
   );
 }

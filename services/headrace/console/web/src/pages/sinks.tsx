@@ -18,10 +18,10 @@ export function SinkReason({ of: sink }: { of: SinkLine }) {
 }
 
 const COLUMNS: readonly Column<SinkLine>[] = [
-  { name: "Sink", cell: (row) => <><a href={sinkHref(row.name)}>{row.name}</a><span class="sub break wide-only">{visible(row.to ?? "")}</span></>, sort: (row) => row.name },
+  { name: "Sink", kind: "name", cell: (row) => <><a href={sinkHref(row.name)}>{row.name}</a><span class="sub break wide-only">{visible(row.to ?? "")}</span></>, sort: (row) => row.name },
   { name: "State", cell: (row) => <State is={row.state} />, sort: (row) => row.state },
   { name: "Behind", kind: "n", cell: (row) => <>{duration(row.behind_s)}<span class="sub">{row.behind_messages === null ? "never ran" : plural(Number(row.behind_messages), "message")}</span></>, sort: (row) => row.behind_s ?? -1 },
-  { name: "Position", kind: "n", cell: (row) => <><Position at={row.position} /><span class="sub">message {count(row.sequence)}</span></>, room: "wide-only" },
+  { name: "Position", kind: "n", cell: (row) => <><Position at={row.position} /><span class="sub">message {count(row.sequence)}</span></>, room: "wider-only" },
   { name: "Dead letters", kind: "n", cell: (row) => <span class={row.letters === "0" ? "dim" : "bad"}>{count(row.letters)}</span>, sort: (row) => BigInt(row.letters) },
   { name: "Promise", cell: (row) => row.promise ?? <span class="dim">not known</span>, room: "wider-only" },
   { name: "Last error", kind: "wrap", cell: (row) => <SinkReason of={row} />, room: "wide-only" },

@@ -40,10 +40,10 @@ export default function SnapshotsPage() {
         {() => (
           <>
             <Card title="Running" flush>
-              <Lines items={items.filter(({ phase }) => RUNNING.includes(phase))} empty="No snapshot is running" />
+              <Lines items={items.filter(({ phase }) => RUNNING.includes(phase))} empty="No snapshot is running">Request one to publish the rows that a table has now.</Lines>
             </Card>
             <Card title="Finished" flush>
-              <Lines items={items.filter(({ phase }) => !RUNNING.includes(phase))} empty="The stream holds no finished snapshot" />
+              <Lines items={items.filter(({ phase }) => !RUNNING.includes(phase))} empty="The stream holds no finished snapshot">A snapshot stays here until the stream’s retention removes it.</Lines>
             </Card>
           </>
         )}
@@ -109,7 +109,7 @@ function Choose({ onClose }: { onClose: () => void }) {
 }
 
 const COLUMNS: readonly Column<Snapshot>[] = [
-  { name: "Table", cell: (row) => <a href={tableHref(row.token)}>{visible(row.token)}</a> },
+  { name: "Table", kind: "name", cell: (row) => <a href={tableHref(row.token)}>{visible(row.token)}</a> },
   { name: "State", cell: (row) => <State is={row.state}>{row.phase}</State> },
   { name: "Rows", kind: "n", cell: (row) => <Rows of={row} /> },
   { name: "Position", kind: "nowrap", cell: (row) => <Position at={row.lsn} plain />, room: "wide-only" },
@@ -138,7 +138,7 @@ function Note({ of: snapshot }: { of: Snapshot }) {
   return <span class="dim">{snapshot.chunks === null ? "–" : plural(Number(snapshot.chunks), "chunk")}</span>;
 }
 
-function Lines({ items, empty }: { items: readonly Snapshot[]; empty: string }) {
-  if (items.length === 0) return <Empty title={empty} />;
+function Lines({ items, empty, children }: { items: readonly Snapshot[]; empty: string; children: string }) {
+  if (items.length === 0) return <Empty title={empty}>{children}</Empty>;
   return <Grid label="Snapshots" columns={COLUMNS} rows={items} id={(row) => row.id} />;
 }

@@ -1,4 +1,5 @@
 // Services, settings, the doctor's findings, and the log of acts.
+import { Fragment } from "preact";
 import { useState } from "preact/hooks";
 import { ActDialog } from "../parts/act-dialog";
 import { Grid, type Column } from "../parts/grid";
@@ -49,7 +50,7 @@ function PauseButton() {
 
 type Service = Services["items"][number];
 const SERVICE_COLUMNS: readonly Column<Service>[] = [
-  { name: "Service", cell: (row) => <>{row.name}{row.instances > 1 && <span class="dim"> × {row.instances}</span>}<span class="sub wide-only">{visible(row.purpose)}</span></> },
+  { name: "Service", kind: "name", cell: (row) => <>{row.name}{row.instances > 1 && <span class="dim"> × {row.instances}</span>}<span class="sub wide-only">{visible(row.purpose)}</span></> },
   { name: "State", cell: (row) => <State is={row.state} /> },
   { name: "Reason", kind: "wrap", cell: (row) => row.reasons.map(visible).join("; ") || <span class="dim">–</span>, room: "wide-only" },
   { name: "Running for", kind: "n", cell: (row) => duration(row.uptime_s) },
@@ -71,12 +72,23 @@ function ServicesTab() {
 
 type Setting = SettingsAnswer["items"][number];
 const SETTING_COLUMNS: readonly Column<Setting>[] = [
-  { name: "Setting", cell: (row) => <code class="break">{row.name}</code>, sort: (row) => row.name },
+  { name: "Setting", kind: "name", cell: (row) => <SettingName of={row.name} />, sort: (row) => row.name },
   { name: "Value", kind: "wrap", cell: (row) => <SettingValue of={row} /> },
   { name: "Default", kind: "wrap", cell: (row) => row.default === null ? <span class="dim">–</span> : <code>{visible(row.default)}</code>, room: "wider-only" },
   { name: "Set by", cell: (row) => row.origin === "default" ? <span class="dim">default</span> : row.origin, sort: (row) => row.origin },
-  { name: "Meaning", kind: "wrap", cell: (row) => visible(row.text), room: "wide-only" },
+  { name: "Meaning", kind: "wrap", cell: (row) => <Prose of={row.text} />, room: "wide-only" },
 ];
+
+/** A long name wraps after an underscore. */
+function SettingName({ of: name }: { of: string }) {
+  const [first = "", ...words] = name.split("_");
+  return <code>{first}{words.map((word, at) => <Fragment key={at}>_<wbr />{word}</Fragment>)}</code>;
+}
+
+/** The text of a setting, in which backticks mark names. */
+function Prose({ of: text }: { of: string }) {
+  return <>{visible(text).split("`").map((part, at) => at % 2 === 0 ? part : <code key={at}>{part}</code>)}</>;
+}
 
 function SettingValue({ of: { secret, value } }: { of: Setting }) {
   if (secret) return <span class="dim">a secret, not shown</span>;
@@ -94,7 +106,7 @@ function SettingsTab() {
       <Answered answer={answer}>
         {({ items }) => groups(items.filter(matches)).map(([group, settings]) => (
           <Card key={group} title={group} note={plural(settings.length, "setting")} flush>
-            <Grid label={group} columns={SETTING_COLUMNS} rows={settings} id={(row) => row.name} />
+            <Grid class="settings" label={group} columns={SETTING_COLUMNS} rows={settings} id={(row) => row.name} />
           </Card>
         ))}
       </Answered>
@@ -120,7 +132,7 @@ function DoctorTab() {
           <ul class="findings">
             {items.map((finding) => (
               <li key={`${finding.part} ${finding.text}`}>
-                <State is={LEVELS[finding.level] ?? "attention"}>{finding.level}</State>
+                <span class="level"><State is={LEVELS[finding.level] ?? "attention"}>{finding.level}</State></span>
                 <div>
                   <span class="strong">{visible(finding.part)}</span> {visible(finding.text)}
                   {finding.remedy && <p class="dim">{visible(finding.remedy)}</p>}
@@ -138,8 +150,8 @@ type Act = Acts["items"][number];
 const RESULTS: Readonly<Record<string, StateName>> = { done: "running", begun: "waiting", refused: "attention", failed: "failed" };
 const ACT_COLUMNS: readonly Column<Act>[] = [
   { name: "Time", kind: "nowrap", cell: (row) => <When at={row.at} /> },
-  { name: "Who", cell: (row) => <>{visible(row.user ?? "nobody")}<span class="sub">{row.role ?? "no role"}, {row.address}</span></> },
-  { name: "Act", cell: (row) => <>{row.act}<span class="sub">{visible(row.object ?? "")}</span></> },
+  { name: "Who", kind: "name", cell: (row) => <>{visible(row.user ?? "nobody")}<span class="sub">{row.role ?? "no role"}, {row.address}</span></> },
+  { name: "Act", kind: "name", cell: (row) => <>{row.act}<span class="sub">{visible(row.object ?? "")}</span></> },
   { name: "Result", cell: (row) => <State is={RESULTS[row.result] ?? "attention"}>{row.result}</State> },
   { name: "Reason", kind: "wrap", cell: (row) => visible(row.reason) || <span class="dim">–</span>, room: "wide-only" },
   { name: "Detail", kind: "wrap", cell: (row) => visible(row.detail), room: "wider-only" },

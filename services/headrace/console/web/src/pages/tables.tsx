@@ -14,7 +14,7 @@ export function fullName({ schema, table }: { schema: string; table: string }): 
 }
 
 const COLUMNS: readonly Column<TableLine>[] = [
-  { name: "Table", cell: (row) => <TableName name={fullName(row)} token={row.token} />, sort: fullName },
+  { name: "Table", kind: "name", cell: (row) => <TableName name={fullName(row)} token={row.token} />, sort: fullName },
   { name: "State", cell: (row) => <State is={row.state} />, room: "wide-only" },
   { name: "Events/s", kind: "n", cell: (row) => rate(row.events_per_s), sort: (row) => row.events_per_s ?? -1 },
   { name: "Events", kind: "n", cell: (row) => count(row.events), sort: (row) => BigInt(row.events) },
@@ -54,7 +54,7 @@ export default function TablesPage() {
 }
 
 function NoTables({ filtered }: { filtered: boolean }) {
-  if (filtered) return <Empty title="No table has this in its name" />;
+  if (filtered) return <Empty title="No table has this in its name">Clear the filter to see all tables of the publication.</Empty>;
   return (
     <Empty title="The publication has no tables yet">
       Add one in PostgreSQL: <code>ALTER PUBLICATION headrace ADD TABLE users;</code>

@@ -34,7 +34,7 @@ export default function TransactionPage() {
             <Card title="Changes in order" note={!transaction.complete && "More follow"} flush>
               {transaction.items.length > 0
                 ? <EventLines events={transaction.items} withTime={false} />
-                : <Empty title="The stream holds no change of this transaction" />}
+                : <Empty title="The stream holds no change of this transaction">Retention may have removed it; the audit trail may still have it.</Empty>}
             </Card>
             {transaction.next && (
               <button type="button" class="button" onClick={() => navigate(withQuery({ cursor: transaction.next }))}>

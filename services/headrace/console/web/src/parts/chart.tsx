@@ -21,6 +21,7 @@ interface ChartProps {
 }
 
 const HEIGHT = 152;
+const LABEL_WIDTH = 56;
 const COLOURS = ["--accent", "--line-strong"] as const;
 
 function colour(name: string): string {
@@ -45,7 +46,7 @@ function options({ series, text, least, binary }: ChartProps, width: number): uP
     tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "UTC"),
     scales: { y: { range: (_plot, _low, high) => [0, Math.max((high ?? 0) * 1.1, least)] } },
     axes: [
-      { ...axis, size: 26, space: 90, grid: { show: false }, values: (_plot, ticks) => ticks.map(clock) },
+      { ...axis, size: 26, space: 90, grid: { show: false }, values: (plot, ticks, _axis, _space, apart) => ticks.map((at) => roomFor(plot, at) ? clock(at, apart) : null) },
       { ...axis, size: 64, space: 44, ...(binary ? { incrs: POWERS } : {}), values: (_plot, ticks) => ticks.map(text) },
     ],
     series: [
@@ -61,8 +62,14 @@ function options({ series, text, least, binary }: ChartProps, width: number): uP
   };
 }
 
-function clock(at: number): string {
-  return new Date(at * 1000).toISOString().slice(11, 16);
+/** Whether the label of a tick, which is centred below it, ends within the chart. */
+function roomFor(plot: uPlot, at: number): boolean {
+  return plot.valToPos(at, "x") + LABEL_WIDTH / 2 <= plot.over.clientWidth;
+}
+
+/** The time of a tick, with seconds where two would otherwise read alike. */
+function clock(at: number, apart: number): string {
+  return new Date(at * 1000).toISOString().slice(11, apart < 60 ? 19 : 16);
 }
 
 export function Chart(props: ChartProps) {

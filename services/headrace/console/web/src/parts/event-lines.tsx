@@ -7,11 +7,11 @@ import { Operation, Position, When } from "./marks";
 import { eventTable } from "./event-name";
 
 const COLUMNS: readonly Column<Event>[] = [
-  { name: "Operation", cell: (event) => <Operation is={event.operation} /> },
+  { name: "Operation", quiet: true, cell: (event) => <Operation is={event.operation} /> },
   { name: "Position", kind: "nowrap", cell: (event) => <Position at={event.position} /> },
-  { name: "Table", cell: (event) => eventTable(event) },
+  { name: "Table", kind: "name", cell: (event) => eventTable(event) },
   { name: "Change", kind: "wrap", cell: (event) => <span class="mono">{event.note ?? summary(event.columns)}</span> },
-  { name: "Committed", kind: "nowrap", cell: (event) => <When at={event.at} />, room: "wide-only" },
+  { name: "Committed", kind: "nowrap", cell: (event) => <When at={event.at} />, room: "wider-only" },
 ];
 
 interface EventLinesProps {

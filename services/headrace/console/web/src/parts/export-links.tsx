@@ -3,14 +3,15 @@ import { address, type Query } from "../state/api";
 import { useQuery } from "../state/query";
 import type { ApiPath, Me } from "../types";
 
-const FORMATS = [["csv", "Export CSV"], ["ndjson", "Export NDJSON"]] as const;
+const LISTS = [["csv", "Export CSV"], ["ndjson", "Export NDJSON"]] as const;
+const TRACE = [[null, "Export JSON"]] as const;
 
-export function ExportLinks({ path, query = {} }: { path: ApiPath; query?: Query }) {
+export function ExportLinks({ path, query = {}, trace = false }: { path: ApiPath; query?: Query; trace?: boolean }) {
   const me = useQuery<Me>("/me");
   if (!me.data || me.data.export.length === 0) return null;
   return (
     <>
-      {FORMATS.map(([format, words]) => <a key={format} class="button" download href={address(path, { ...query, format })}>{words}</a>)}
+      {(trace ? TRACE : LISTS).map(([format, words]) => <a key={format} class="button" download href={address(path, { ...query, format })}>{words}</a>)}
     </>
   );
 }

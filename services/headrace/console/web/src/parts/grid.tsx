@@ -8,9 +8,11 @@ export interface Column<T> {
   readonly cell: (row: T) => ComponentChildren;
   /** A value to sort by makes the column sortable. */
   readonly sort?: (row: T) => number | bigint | string;
-  readonly kind?: "n" | "wrap" | "nowrap";
+  readonly kind?: "n" | "wrap" | "nowrap" | "name";
   /** Left out on narrow screens, or on all but wide ones. */
   readonly room?: "wide-only" | "wider-only";
+  /** The cells explain themselves: only assistive technology needs the name. */
+  readonly quiet?: boolean;
 }
 
 interface GridProps<T> {
@@ -19,6 +21,7 @@ interface GridProps<T> {
   readonly rows: readonly T[];
   readonly id: (row: T) => string;
   readonly href?: (row: T) => string | null;
+  readonly class?: string;
 }
 
 function classes(...names: (string | undefined)[]): string | undefined {
@@ -37,10 +40,10 @@ export function sorted<T>(rows: readonly T[], columns: readonly Column<T>[], wan
   });
 }
 
-export function Grid<T>({ label, columns, rows, id, href }: GridProps<T>) {
+export function Grid<T>({ label, columns, rows, id, href, class: named }: GridProps<T>) {
   const wanted = route.value.query.get("sort") ?? "";
   return (
-    <table>
+    <table class={named}>
       <caption class="hidden">{label}</caption>
       <thead>
         <tr>
@@ -77,8 +80,8 @@ function open(target: string | null) {
 }
 
 function Heading<T>({ column, wanted }: { column: Column<T>; wanted: string }) {
-  const { name, sort, kind, room } = column;
-  if (!sort) return <th scope="col" class={classes(kind, room)}>{name}</th>;
+  const { name, sort, kind, room, quiet } = column;
+  if (!sort) return <th scope="col" class={classes(kind, room)}>{quiet ? <span class="hidden">{name}</span> : name}</th>;
   const down = wanted === `-${name}`;
   const active = down || wanted === name;
   const next = down ? name : `-${name}`;

@@ -1,6 +1,6 @@
 // Small marks that mean the same on every page: states, operations, positions, times.
 import { useState } from "preact/hooks";
-import { local, utc, visible } from "../pure/format";
+import { isUtc, local, utc, visible } from "../pure/format";
 import { eventHref, tableHref, transactionHref } from "../pure/search";
 import { Icon } from "./icons";
 
@@ -20,7 +20,7 @@ export function State({ is, children }: { is: StateName; children?: string | und
 
 const OPERATIONS: Readonly<Record<string, string>> = {
   INSERT: "I",
-  // The audit trail's word, unless it is told otherwise.
+  // The audit trail's word.
   CREATE: "I",
   UPDATE: "U",
   DELETE: "D",
@@ -65,7 +65,7 @@ export function When({ at, both = false }: { at: string | null | undefined; both
   return (
     <time class="when" dateTime={at} title={local(at)}>
       {utc(at)}
-      {both && <small>{local(at)}</small>}
+      {both && !isUtc(at) && <small>{local(at)}</small>}
     </time>
   );
 }

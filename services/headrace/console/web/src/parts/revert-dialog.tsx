@@ -20,7 +20,7 @@ export function RevertDialog({ of: place, onClose }: { of: string; onClose: () =
     <Dialog title={`Revert of ${place}`} drawer onClose={onClose}>
       <p class="dim">The console never runs this SQL. Read it, then run it in PostgreSQL as a user who may.</p>
       {problem && <ProblemBox message={problem.message} remedy={problem.remedy} />}
-      {!revert && !problem && <p class="dim" role="status">Reading the trail…</p>}
+      {!revert && !problem && <p class="loading" role="status">Reading the trail…</p>}
       {revert && (
         <>
           {[...revert.refused, ...revert.warnings].map((line) => <p class="notice" key={line}>{visible(line)}</p>)}

@@ -1,7 +1,7 @@
 // What surrounds every page: navigation, search, the banner, and what the keyboard can do.
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { utc } from "../pure/format";
+import { utc, visible } from "../pure/format";
 import { GOES_TO, helpOpen } from "../state/keys";
 import { link, overview, overviewAt } from "../state/live";
 import { route } from "../state/route";
@@ -186,7 +186,7 @@ function Banner() {
       {lines.map((line) => (
         <div class="banner" key={line.slice(0, 24)}>
           <Icon name="alert" />
-          <span>{line}</span>
+          <span>{visible(line)}</span>
         </div>
       ))}
     </div>

@@ -32,8 +32,9 @@ export function Diff({ columns, label }: DiffProps) {
   const before = columns.some((column) => column.before !== null);
   const after = columns.some((column) => column.after !== null);
   if (columns.length === 0) return null;
+  const signed = columns.some((column) => column.changed);
   return (
-    <table class="diff">
+    <table class={signed ? "diff signed" : "diff"}>
       <caption class="hidden">{label}</caption>
       <thead>
         <tr>

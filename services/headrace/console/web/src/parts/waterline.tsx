@@ -1,6 +1,6 @@
 // Where every reader of the log stands, on one axis: the end of PostgreSQL's log at the right, each
 // reader as far to the left as it is behind.
-import { bytes, duration } from "../pure/format";
+import { bytes, duration, visible } from "../pure/format";
 import { axisEnd, share, ticks } from "../pure/waterline";
 import type { Waterline as Points } from "../types";
 import { State } from "./marks";
@@ -44,9 +44,9 @@ export function Waterline({ of: water, current }: { of: Points; current: boolean
       </thead>
       <tbody>
         {water.points.map((point) => (
-          <tr key={`${point.kind} ${point.name}`} class={current ? point.state : "paused"} title={point.text}>
-            <td>
-              {point.name}
+          <tr key={`${point.kind} ${point.name}`} class={current ? point.state : "paused"} title={visible(point.text)}>
+            <td class="name">
+              {visible(point.name)}
               <span class="sub">{KINDS[point.kind] ?? point.kind}</span>
             </td>
             <td class="axis">

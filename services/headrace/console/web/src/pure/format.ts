@@ -75,6 +75,11 @@ export function local(iso: string | null | undefined): string {
   return `${day} ${clock} ${zone(-at.getTimezoneOffset())}`;
 }
 
+/** Whether this browser's clock shows that moment as UTC does. */
+export function isUtc(iso: string): boolean {
+  return new Date(iso).getTimezoneOffset() === 0;
+}
+
 export function zone(minutes: number): string {
   const ahead = Math.abs(minutes);
   const two = (value: number) => String(value).padStart(2, "0");

@@ -1,1 +1,0 @@
-import{n as e}from"./chunk-FRLFSNFY.js";function o({schema:r,table:t,operation:i}){return t?e(r==="public"||!r?t:`${r}.${t}`):i.toLowerCase()}export{o as a};

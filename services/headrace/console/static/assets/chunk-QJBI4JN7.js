@@ -1,1 +1,0 @@
-import{a as n}from"./chunk-HLUCU3ZX.js";import{C as p,a as r,p as t}from"./chunk-FRLFSNFY.js";var y=[["csv","Export CSV"],["ndjson","Export NDJSON"]];function m({path:a,query:s={}}){let e=n("/me");return!e.data||e.data.export.length===0?null:t(r,{children:y.map(([o,u])=>t("a",{class:"button",download:!0,href:p(a,{...s,format:o}),children:u},o))})}export{m as a};

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-F4QYZMWR.js";import"./chunk-LAKVZVR3.js";import"./chunk-VVIQ64AA.js";import"./chunk-HLUCU3ZX.js";import"./chunk-HLQUO2WH.js";import"./chunk-SZUJFJIT.js";import"./chunk-H4O2HKTV.js";import"./chunk-FRLFSNFY.js";export{b as SinkReason,c as default,a as sinkHref};

@@ -1,1 +1,0 @@
-import{a,b}from"./chunk-TK4Z4XZX.js";import"./chunk-LAKVZVR3.js";import"./chunk-VVIQ64AA.js";import"./chunk-HLUCU3ZX.js";import"./chunk-HLQUO2WH.js";import"./chunk-SZUJFJIT.js";import"./chunk-H4O2HKTV.js";import"./chunk-FRLFSNFY.js";export{b as default,a as fullName};
