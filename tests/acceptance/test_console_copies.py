@@ -29,6 +29,7 @@ from tests.support.console_pages import (
     choose,
     is_calm,
     keep_picture,
+    pick,
     reach,
     until,
     visit,
@@ -152,7 +153,8 @@ async def fill(world: World, store: str) -> None:
     await world.said(
         'psql -qc "CREATE TABLE orders (id bigint PRIMARY KEY, total numeric(12, 2));'
         ' INSERT INTO orders SELECT n, n * 1.37 FROM generate_series(1, 2000) n"'
-        ' -c "CREATE TABLE gone (id int PRIMARY KEY)"'
+        ' -c "CREATE TABLE gone (id int PRIMARY KEY);'
+        ' INSERT INTO gone SELECT generate_series(1, 500)"'
         " -c \"INSERT INTO headrace_demo (name, price) VALUES ('good', 1), ('bad lamp', 2)\""
     )
     # A backup notes the names of all relations.
@@ -203,6 +205,29 @@ async def confirm(page: Browser, button: str) -> None:
     await until(page, "!!document.querySelector('dialog ol')")
     await choose(page, button)
     await until(page, "![...document.querySelectorAll('dialog ol')].length")
+
+
+async def test_one_look_says_that_all_is_well(world: World, page: Browser) -> None:
+    await until(page, "!!document.querySelector('.verdict.running')")
+    await page.shows("Everything works.")
+    assert json.loads(await world.said("headrace status --json"))["is_connected"]
+
+
+async def test_a_snapshot_is_requested_and_seen_to_end_by_the_keyboard(
+    world: World, page: Browser
+) -> None:
+    await page.press("g", "s")
+    await choose(page, "Request a snapshot")
+    await until(page, "document.querySelectorAll('dialog option').length > 1")
+    await pick(page, "Table", "orders")
+    await choose(page, "Preview")
+    await confirm(page, "Request the snapshot")
+    row = (
+        "[...document.querySelectorAll('main tr')].find((one) => one.innerText.includes('orders'))"
+    )
+    await until(page, f"{row}?.innerText.includes('complete')")
+    assert "2\u2009000" in await page.evaluate(f"{row}.innerText")
+    assert page.complaints == []
 
 
 async def test_a_sink_is_paused_and_resumed_by_the_keyboard(world: World, page: Browser) -> None:
@@ -370,3 +395,21 @@ async def test_a_restore_ends_in_a_command_that_the_command_line_accepts(
     await page.shows("no backup is older")
     window = (await world.answer("/backups"))["window"]
     assert window["from"] < window["to"]
+
+
+async def test_a_dropped_table_is_brought_back_by_the_keyboard(world: World, page: Browser) -> None:
+    await page.press("g", "b")
+    await page.shows("Restore a moment")
+    await pick(page, "What", "One table")
+    await until(page, "location.search.includes('what=table')")
+    await reach(page, "Table")
+    await page.write("gone")
+    await page.press("Enter")
+    await pick(page, "When", "Before the table was dropped")
+    await page.shows("headrace restore --table=gone --before-drop")
+    command = await page.text("code.strong")
+    place = (await world.answer("/backups"))["store"]
+    await world.said(f"HEADRACE_BACKUP_URL={place} {command}")
+    rows = await world.said('psql -XAtc "SELECT count(*), sum(id) FROM gone_restored"')
+    assert rows == "500|125250"
+    assert page.complaints == []

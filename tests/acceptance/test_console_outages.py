@@ -19,13 +19,11 @@ import pytest
 import pytest_asyncio
 
 from headrace.embedded.nats import EmbeddedNats
-from headrace.embedded.ports import free_port
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.browser import Browser, browser, chromium
-from headrace.testing.database import fresh_database
-from headrace.testing.line import Line, running_line
-from headrace.testing.names import Names
+from headrace.testing.line import Line
 from headrace.testing.servers import SessionServers
+from tests.support.console_line import ConsoleLine, console_line
 from tests.support.console_pages import until, until_answers, visit
 
 pytestmark = [
@@ -52,22 +50,16 @@ POSITIONS = (
 class World:
     """A line with a sink and a console, on servers that it may kill."""
 
-    line: Line
+    console: ConsoleLine
     postgres: EmbeddedPostgres
-    nats: EmbeddedNats
-    port: int
-    telemetry: int
 
     @property
-    def base(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+    def line(self) -> Line:
+        return self.console.line
 
-    async def start_console(self) -> None:
-        await self.line.suite.start(
-            "console",
-            HEADRACE_HTTP_PORT=str(self.port),
-            HEADRACE_TELEMETRY_URL=f"http://127.0.0.1:{self.telemetry}",
-        )
+    @property
+    def nats(self) -> EmbeddedNats:
+        return self.console.nats
 
     def processes(self) -> list[int]:
         """PostgreSQL's first process, and its children."""
@@ -88,17 +80,14 @@ async def world(
     config = folder / "headrace.toml"
     config.write_text(SINK.format(files=(folder / "files").as_uri()))
     try:
-        async with (
-            fresh_database(postgres, Names.new().other("db")) as database,
-            running_line(database, nats, folder, {"HEADRACE_CONFIG": str(config)}) as line,
-        ):
-            world = World(line, postgres, nats, free_port(), free_port())
-            for service in ("schema-publisher", "snapshot-responder"):
-                await line.suite.start(service)
-            await line.suite.start("telemetry", HEADRACE_HTTP_PORT=str(world.telemetry))
-            await line.suite.start("sink", "files")
-            await world.start_console()
-            await line.execute("CREATE TABLE kept (id int PRIMARY KEY)")
+        async with console_line(
+            postgres, nats, folder, {"HEADRACE_CONFIG": str(config)}
+        ) as console:
+            world = World(console, postgres)
+            await world.line.suite.start("snapshot-responder")
+            await world.line.suite.start("sink", "files")
+            await console.start_console()
+            await world.line.execute("CREATE TABLE kept (id int PRIMARY KEY)")
             yield world
     finally:
         session_servers.discard(nats)
@@ -108,13 +97,13 @@ async def world(
 @pytest_asyncio.fixture(loop_scope="module")
 async def page(world: World, tmp_path: Path) -> AsyncIterator[Browser]:
     """The events of one table, followed in a profile that has seen nothing."""
-    await until_answers(world.port)
-    async with browser(tmp_path, f"{world.base}/") as page:
+    await until_answers(world.console.port)
+    async with browser(tmp_path, f"{world.console.base}/") as page:
         await page.listen()
         # So high that all rows are in the document.
         await page.looks_like(1280, 2400)
         await until(page, "!!document.querySelector('.verdict.running')")
-        await visit(page, world.base, "/events?table=kept&op=INSERT")
+        await visit(page, world.console.base, "/events?table=kept&op=INSERT")
         await until(page, "!!document.querySelector('[data-count=matched]')")
         await page.evaluate("window.neverReloaded = true")
         await lists_every_row(world, page)
@@ -226,7 +215,7 @@ async def test_a_killed_console_is_noticed(world: World, page: Browser, path: st
     assert await page.evaluate("document.querySelectorAll('.verdict.running').length") == 0
     assert await page.evaluate("document.querySelectorAll('.pill.running').length") == 0
     await world.line.database.execute("INSERT INTO kept SELECT count(*) + 1 FROM kept")
-    await world.start_console()
+    await world.console.start_console()
     if path == "/":
         await until(page, "!!document.querySelector('.verdict.running')")
         await page.evaluate("history.back()")

@@ -9,30 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import replace
+from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 
 import aiohttp
+import nats
 import pytest
 import pytest_asyncio
+from nats.js.api import ConsumerConfig, DeliverPolicy
 
-from headrace.embedded.nats import EmbeddedNats
-from headrace.embedded.ports import free_port
 from headrace.testing.browser import Browser, browser, chromium
-from headrace.testing.database import fresh_database
-from headrace.testing.line import Line, running_line
-from headrace.testing.names import Names
+from headrace.testing.line import Line
 from headrace.testing.servers import SessionServers
+from tests.support.console_line import ConsoleLine, console_line
 from tests.support.console_pages import (
     ALL_LOOKS,
     AXE,
     LOOKS,
     TIMEOUT_S,
+    choose,
     is_calm,
     keep_picture,
+    reach,
     settled,
     until,
     until_answers,
@@ -52,52 +55,22 @@ LONG_TASK_MS = 50
 REVERTS = "[...document.links].filter((a) => a.text === 'Preview its revert')"
 
 
-@dataclass(frozen=True)
-class World:
-    """A line with a console at an address that it keeps."""
-
-    line: Line
-    nats: EmbeddedNats
-    port: int
-    telemetry: int
-
-    @property
-    def base(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def start_console(self) -> None:
-        await self.line.suite.start(
-            "console",
-            HEADRACE_HTTP_PORT=str(self.port),
-            HEADRACE_TELEMETRY_URL=f"http://127.0.0.1:{self.telemetry}",
-        )
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(
     session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
+) -> AsyncIterator[ConsoleLine]:
     server = session_servers.new_nats()
     await server.start()
-    folder = tmp_path_factory.mktemp("line")
     postgres = session_servers.shared_postgres(18)
+    settings = {"HEADRACE_STREAM_INTERVAL_S": "0.2", "HEADRACE_AUDIT": "true"}
     try:
-        async with (
-            fresh_database(postgres, Names.new().other("db")) as database,
-            running_line(
-                database,
-                server,
-                folder,
-                {"HEADRACE_STREAM_INTERVAL_S": "0.2", "HEADRACE_AUDIT": "true"},
-            ) as line,
-        ):
-            world = World(line, server, free_port(), free_port())
-            await line.suite.start("schema-publisher")
-            await line.suite.start("telemetry", HEADRACE_HTTP_PORT=str(world.telemetry))
-            await line.suite.start("audit-writer")
-            await line.suite.logged("audit-writer", "audit_follows", timeout_s=TIMEOUT_S)
+        async with console_line(
+            postgres, server, tmp_path_factory.mktemp("line"), settings
+        ) as world:
+            await world.line.suite.start("audit-writer")
+            await world.line.suite.logged("audit-writer", "audit_follows", timeout_s=TIMEOUT_S)
             await world.start_console()
-            await fill(line)
+            await fill(world.line)
             yield world
     finally:
         session_servers.discard(server)
@@ -121,7 +94,7 @@ async def fill(line: Line) -> None:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def page(world: World, tmp_path: Path) -> AsyncIterator[Browser]:
+async def page(world: ConsoleLine, tmp_path: Path) -> AsyncIterator[Browser]:
     """The overview, in a profile that has seen nothing."""
     await until_answers(world.port)
     async with browser(tmp_path, f"{world.base}/") as page:
@@ -130,7 +103,7 @@ async def page(world: World, tmp_path: Path) -> AsyncIterator[Browser]:
         yield page
 
 
-async def known(world: World, table: str) -> None:
+async def known(world: ConsoleLine, table: str) -> None:
     """Wait until the table's schema is published."""
     url = f"http://127.0.0.1:{world.port}/api/v1/tables/{table}"
     async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as http:
@@ -161,7 +134,9 @@ async def paths(page: Browser) -> list[str]:
     ]  # fmt: skip
 
 
-async def test_every_page_is_calm_in_every_size_and_theme(world: World, page: Browser) -> None:
+async def test_every_page_is_calm_in_every_size_and_theme(
+    world: ConsoleLine, page: Browser
+) -> None:
     if os.environ.get("CI") == "true":
         assert AXE.exists(), "run tests/tools"
     looks = ALL_LOOKS if os.environ.get("HEADRACE_CONSOLE_SIZES") == "all" else LOOKS
@@ -173,7 +148,9 @@ async def test_every_page_is_calm_in_every_size_and_theme(world: World, page: Br
             await keep_picture(page, PICTURES.get(path), path, (width, height, dark))
 
 
-async def test_a_change_is_found_and_traced_without_a_pointer(world: World, page: Browser) -> None:
+async def test_a_change_is_found_and_traced_without_a_pointer(
+    world: ConsoleLine, page: Browser
+) -> None:
     position = await newest_update(page)
     await page.press("/")
     await until(page, "document.activeElement?.id === 'search'")
@@ -187,7 +164,7 @@ async def test_a_change_is_found_and_traced_without_a_pointer(world: World, page
 
 
 async def test_the_trail_has_the_change_its_row_and_the_sql_that_undoes_it(
-    world: World, page: Browser
+    world: ConsoleLine, page: Browser
 ) -> None:
     await world.line.execute(
         "CREATE TABLE audited (id int PRIMARY KEY, name text)",
@@ -207,7 +184,78 @@ async def test_the_trail_has_the_change_its_row_and_the_sql_that_undoes_it(
     assert page.complaints == []
 
 
-async def test_names_and_values_that_people_wrote_are_text(world: World, page: Browser) -> None:
+async def test_a_look_says_what_is_missing_and_the_keyboard_leads_to_it(
+    world: ConsoleLine, page: Browser
+) -> None:
+    await page.shows("snapshot-responder has never reported.")
+    await page.shows("Start headrace snapshot-responder.")
+    await choose(page, "snapshot-responder")
+    await settled(page, "/system/services")
+    await page.shows("publisher")
+
+
+async def test_a_mistake_is_undone_with_the_sql_that_the_keyboard_leads_to(
+    world: ConsoleLine, page: Browser
+) -> None:
+    await world.line.execute(
+        "CREATE TABLE prices (id int PRIMARY KEY, price numeric)",
+        "INSERT INTO prices SELECT n, n * 1.5 FROM generate_series(1, 20) n",
+    )
+    before = await world.line.database.fetch("SELECT * FROM prices ORDER BY id")
+    await world.line.execute("UPDATE prices SET price = 0")
+    await known(world, "prices")
+    await page.press("g", "a")
+    await reach(page, "Table")
+    await page.write("prices")
+    await page.press("Enter")
+    await until(page, f"location.search.includes('table=prices') && {REVERTS}.length === 2")
+    await choose(page, "Preview its revert")
+    await until(page, "!!document.querySelector('dialog[open] pre')")
+    sql = await page.text("dialog[open] pre")
+    assert sql.count("UPDATE") == 20
+    await world.line.database.execute(sql)
+    assert await world.line.database.fetch("SELECT * FROM prices ORDER BY id") == before
+    await page.press("Escape")
+    await until(page, "!document.querySelector('dialog')")
+    assert page.complaints == []
+
+
+async def test_the_consumer_that_loses_events_first_is_found_by_the_keyboard(
+    world: ConsoleLine, page: Browser
+) -> None:
+    client = await nats.connect(world.nats.url)
+    js = client.jetstream()
+    config = (await js.stream_info("CDC")).config
+    await js.update_stream(replace(config, max_age=3600.0))
+    await js.add_consumer("CDC", ConsumerConfig(durable_name="behind"))
+    newest = ConsumerConfig(durable_name="current", deliver_policy=DeliverPolicy.NEW)
+    await js.add_consumer("CDC", newest)
+    try:
+        await page.press("g", "c")
+        await until(page, "document.querySelectorAll('main tbody tr').length === 2")
+        await until(page, "document.querySelector('main tbody tr').innerText.includes('behind')")
+        first = "fetch('/api/v1/consumers').then((a) => a.json()).then((c) => c.items[0].left_s)"
+        shown = float(await page.evaluate(first))
+        state = (await js.stream_info("CDC")).state
+        oldest = await js.get_msg("CDC", state.first_seq)
+        assert oldest.time is not None
+        # The server's own account of its oldest message.
+        left = 3600 - (datetime.now(UTC) - oldest.time).total_seconds()
+        assert abs(shown - left) < 60
+        text = await page.text("main tbody tr")
+        assert re.search(r"\d+ m \d\d s", text), text
+        await page.press("g", "o")
+        await page.shows("CDC behind")
+    finally:
+        for name in ("behind", "current"):
+            await js.delete_consumer("CDC", name)
+        await js.update_stream(config)
+        await client.close()
+
+
+async def test_names_and_values_that_people_wrote_are_text(
+    world: ConsoleLine, page: Browser
+) -> None:
     await visit(page, world.base, "/tables")
     await page.shows(HOSTILE[0])
     assert await page.evaluate("document.querySelectorAll('main img').length") == 0
@@ -218,14 +266,14 @@ async def test_names_and_values_that_people_wrote_are_text(world: World, page: B
     assert page.complaints == []
 
 
-async def test_integers_keep_every_digit(world: World, page: Browser) -> None:
+async def test_integers_keep_every_digit(world: ConsoleLine, page: Browser) -> None:
     position = (await newest_update(page)).replace("/", "-").replace("+", "-")
     await visit(page, world.base, f"/events/{position}")
     await page.shows("9007199254740993")
 
 
 async def test_live_events_are_each_listed_once_and_counted_exactly(
-    world: World, page: Browser
+    world: ConsoleLine, page: Browser
 ) -> None:
     await world.line.execute("CREATE TABLE live (id int PRIMARY KEY)")
     await visit(page, world.base, "/events?table=live&op=INSERT")
@@ -249,7 +297,7 @@ def count_of(name: str) -> str:
 
 
 async def test_a_burst_is_counted_exactly_and_the_page_stays_responsive(
-    world: World, page: Browser
+    world: ConsoleLine, page: Browser
 ) -> None:
     seconds = float(os.environ.get("HEADRACE_CONSOLE_SECONDS", "4"))
     await world.line.execute("CREATE TABLE burst (id bigint PRIMARY KEY, text text)")

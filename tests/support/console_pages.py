@@ -32,6 +32,21 @@ _FOCUSED = f"((e) => {_NAME})(document.activeElement)"
 _STEPS_MAX = 200
 
 
+# Text that is cut off: elements that reach over the edge of their card, and tables that are wider than
+# it. Only the result of a statement may have more columns than any screen.
+_CUT_OFF = """
+[...document.querySelectorAll('main .card, main .figures, dialog')].flatMap((card) => {
+  const edge = card.getBoundingClientRect().right + 1;
+  const wide = [...card.querySelectorAll('.flush')].filter(
+    (one) => !one.querySelector('.result') && one.scrollWidth > one.clientWidth + 1);
+  const over = [...card.querySelectorAll('*')].filter(
+    (one) => one.getBoundingClientRect().right > edge && one.checkVisibility()
+      && !one.closest('.flush, .list, .columns, pre, .hidden, .u-wrap, .tabs'));
+  return [...wide, ...over].map((one) => one.className + ' ' + one.innerText.slice(0, 60));
+})
+"""
+
+
 async def until(page: Browser, condition: str) -> None:
     """Wait until a JavaScript expression is true in the page."""
     try:
@@ -59,6 +74,17 @@ async def choose(page: Browser, words: str) -> None:
     await until(page, named)
     await reach(page, words)
     await page.press("Enter")
+
+
+async def pick(page: Browser, words: str, option: str) -> None:
+    """Reach a list of options, and move to one of them."""
+    await reach(page, words)
+    chosen = "document.activeElement.selectedOptions[0].text"
+    for _ in range(_STEPS_MAX):
+        if await page.evaluate(chosen) == option:
+            return
+        await page.press("ArrowDown")
+    raise AssertionError(f"{words!r} has no option {option!r}")
 
 
 async def settled(page: Browser, path: str) -> None:
@@ -90,21 +116,28 @@ async def keep_picture(page: Browser, name: str | None, path: str, look: Look) -
     """
     width, _, dark = look
     pictures, album = (os.environ.get(f"HEADRACE_CONSOLE_{kind}") for kind in ("PICTURES", "ALBUM"))
+    if not album and not (pictures and name and width == 1280 and not dark):
+        return
+    # As high as the page is long, so that what stays in place reaches its end.
+    await page.looks_like(
+        width, await page.evaluate("document.documentElement.scrollHeight"), dark=dark
+    )
+    picture = await page.screenshot()
     if album:
         place = re.sub(r"[^a-z0-9]+", "-", path.lower()).strip("-") or "overview"
         file = Path(album, f"{place[:60]}-{width}-{'dark' if dark else 'light'}.png")
-        await asyncio.to_thread(file.write_bytes, await page.screenshot())
+        await asyncio.to_thread(file.write_bytes, picture)
     if pictures and name and width == 1280 and not dark:
-        # As high as the page is long, so that what stays in place reaches its end.
-        await page.looks_like(width, await page.evaluate("document.documentElement.scrollHeight"))
         file = Path(pictures, f"console-{name}.png")
-        await asyncio.to_thread(file.write_bytes, await page.screenshot())
+        await asyncio.to_thread(file.write_bytes, picture)
 
 
 async def is_calm(page: Browser, look: str) -> None:
     """Nothing sticks out, nothing complains, and assistive technology can read everything."""
     wide = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1], f"{look}: {wide}"
+    cut_off = await page.evaluate(_CUT_OFF)
+    assert cut_off == [], f"{look}: {cut_off}"
     if AXE.exists():
         await page.evaluate(await asyncio.to_thread(AXE.read_text) + ";0")
         found = await page.evaluate(
