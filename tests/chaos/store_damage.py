@@ -1,5 +1,5 @@
 """Damage to JetStream's store while its server is down: flipped bits, an older store, a deleted
-stream.
+stream, no store at all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _KINDS = (
     "an older store",
     "a payload, without the index",
     "a deleted stream",
+    "a lost store",
 )
 
 
@@ -29,6 +30,11 @@ def damage(world: World, chance: float) -> str:
     """Do it; returns a description."""
     store = world.nats.folder / "jetstream"
     kind = _KINDS[int(chance * len(_KINDS))]
+    if kind == "a lost store":
+        _emptied(store)
+        return kind
+    if not any(store.rglob("streams/CDC/msgs")):
+        return "nothing, the stream does not exist yet"
     if kind == "a deleted stream":
         shutil.rmtree(files.folder_of(store).parent)
         return kind
@@ -40,17 +46,18 @@ def damage(world: World, chance: float) -> str:
 def _older(store: Path, copy: Path) -> str:
     """The store as it was the last time, and a copy for the next time."""
     if not copy.exists():
-        # An empty store is another matter: it also lacks the state that knows of a loss.
-        if not any(store.rglob("streams/CDC/msgs")):
-            return "nothing, the stream does not exist yet"
         shutil.copytree(store, copy)
         return "nothing, a copy of the store was taken"
-    for path in store.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
+    _emptied(store)
     shutil.copytree(copy, store, dirs_exist_ok=True)
     shutil.rmtree(copy)
     return "an older store"
+
+
+def _emptied(store: Path) -> None:
+    for path in store.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
 
 
 def _flipped(store: Path, kind: str, chance: float) -> str:

@@ -122,6 +122,22 @@ async def test_confirmed_on_acknowledgement_an_unsynced_tail_is_told_as_a_gap_an
     assert await rig.found(15) == [1, 2, 3, 4, 5, "GAP", 11, 12, 13, 14, 15]
 
 
+async def test_a_store_that_is_lost_completely_is_a_gap_from_the_beginning(rig: Rig) -> None:
+    await rig.start()
+    await rig.insert(1, 5)
+    await rig.found(5)
+    assert await rig.confirmed(up_to_now=True)
+    await rig.suite.kill("publisher")
+    await rig.nats.kill()
+    shutil.rmtree(rig.nats.folder / "jetstream")
+    await rig.nats.start()
+    await rig.suite.start("publisher")
+    await rig.insert(6, 5)
+    assert await rig.found(10) == ["GAP", 6, 7, 8, 9, 10]
+    gap = next(e.payload for e in await stored(rig.nats.url) if e.payload["operation"] == "GAP")
+    assert (gap["after"], gap["reason"]) == ("0/0", "store_lost")
+
+
 async def test_confirmed_after_the_sync_interval_an_unsynced_tail_comes_again_from_the_slot(
     rig: Rig, tmp_path: Path
 ) -> None:

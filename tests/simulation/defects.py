@@ -20,6 +20,7 @@ from headrace.archiver import sink as archiver_sink
 from headrace.archiver.builder import Builder
 from headrace.archiver.file_writer import FileWriter
 from headrace.archiver.sink import ArchiveSink
+from headrace.jetstream.state import Lease
 from headrace.postgres.relation_facts import ReadingAbandonedError
 from headrace.publisher import assembler
 from headrace.publisher.chain_pipe import ChainPipe
@@ -110,6 +111,17 @@ def _last_file_not_read(patch: pytest.MonkeyPatch) -> None:
     without(patch, FileWriter, "_put", "raise", "return")
 
 
+def _complete_loss_without_a_gap(patch: pytest.MonkeyPatch) -> None:
+    """The publisher knows of nothing, and takes a used slot for a new one."""
+    unused = "gap_before(start, replace(opening, slot_used=False))"
+    without(patch, StreamSink, "on_epoch", "gap_before(start, opening)", unused)
+
+
+def _waiting_for_a_bucket_that_is_gone(patch: pytest.MonkeyPatch) -> None:
+    """A process that waits for its lease never creates the bucket again."""
+    without(patch, Lease, "acquire", "await self._check_bucket(scope)", "pass")
+
+
 def _gap_at_the_last_row(patch: pytest.MonkeyPatch) -> None:
     """A gap that ends where an emitted message ended takes that message's position."""
     behind = "max(Position(gap.up_to - 1, 0), Position(self._last.lsn, self._last.seq + 1))"
@@ -138,5 +150,7 @@ DEFECTS = (
     Defect("confirmed before the file is stored", "archive_store", _confirmed_before_the_put),
     Defect("a failed put taken for stored", "archive_store", _last_file_not_read),
     Defect("a gap at the place of a message", "archive_slot", _gap_at_the_last_row),
+    Defect("a store that is lost completely", "store", _complete_loss_without_a_gap),
+    Defect("a lease in a bucket that is gone", "store", _waiting_for_a_bucket_that_is_gone),
     Defect("a table that a stop left unread", "archive_stop", _abandoned_reading_passed_over),
 )

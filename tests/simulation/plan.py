@@ -139,7 +139,10 @@ _OF_KIND: dict[str, tuple[str, ...]] = {
     "network": ("cut_publisher", "cut_reader", "lose", "restart_nats", "hiccups", "cut_postgres"),
     "zombie": ("sleep_publisher", "sleep_publisher", "kill_publisher", "sleep_reader"),
     "slot": ("restart_postgres", "move_slot", "drop_slot", "kill_reader", "kill_publisher"),
-    "store": ("lose_stream", "lose_state", "lose_both", "wipe_stream", "kill_publisher"),
+    "store": (
+        *("lose_stream", "lose_state", "lose_both", "wipe_stream", "lose_everything"),
+        "kill_publisher",
+    ),
     "fork": ("promote", "promote", "promote_abrupt", "kill_publisher", "restart_postgres"),
     "sources": ("kill_publisher", "restart_nats", "hiccups", "cut_publisher", "lose"),
     "ddl": (

@@ -59,6 +59,8 @@ class Slot:
     confirmed: int
     # A crash goes back to this.
     durable: int
+    # Whether it has delivered changes, as PostgreSQL's statistics say; a crash forgets them.
+    used: bool = False
     reader: Replication | None = None
     freed_at: float = 0.0
 
@@ -137,6 +139,7 @@ class Cluster:
         for slot in self.slots.values():
             slot.confirmed = chance.choice((slot.durable, slot.confirmed))
             slot.durable = slot.confirmed
+            slot.used = False
             slot.reader, slot.freed_at = None, 0.0
         self.begun.clear()
 
@@ -226,7 +229,9 @@ class Replication:
 
     async def slot(self, slot: str) -> SlotState | None:
         found = (await self._ask()).slots.get(slot)
-        return None if found is None else SlotState(found.confirmed, "pgoutput", "db", "reserved")
+        if found is None:
+            return None
+        return SlotState(found.confirmed, "pgoutput", "db", "reserved", found.used)
 
     async def slot_reader(self, slot: str) -> SlotReader | None:
         found = (await self._ask()).slots.get(slot)
@@ -293,6 +298,8 @@ class Replication:
             transaction = cluster.transactions[self._next]
             self._next += 1
             self._decoded = transaction.end
+            if self._slot is not None:
+                self._slot.used = True
             changes = transaction.changes_of(self._publication)
             # Of a transaction that has nothing for this publication nothing is sent.
             self._ready = self._messages(transaction, changes) if changes else []

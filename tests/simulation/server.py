@@ -231,6 +231,9 @@ class Server:
         verb = subject.split(f".{name}", 1)[0] if name else ".".join(words[:2])
         if verb == "STREAM.CREATE":
             self.answer(reply, self._create(orjson.loads(payload)))
+        elif not name and verb == "DIRECT.GET":
+            # Streams answer these themselves, so nobody does for a missing one.
+            self.route(reply, "", {"Status": "503"}, b"")
         elif not name:
             self.answer(reply, _NOT_FOUND)
         elif verb == "STREAM.INFO":

@@ -195,10 +195,13 @@ class Steps:
     def _lost(self, step: Step, *names: str) -> None:
         """The server comes back with older stores."""
         self._world.server.stop()
+        # A crash of PostgreSQL forgets that the slot was used: without it, a bucket that never knew
+        # the source can't report the loss.
+        kept_least = {} if self._world.plan.kind == "store" else self._world.kept_least
         for name in names:
             stream = self._world.server.streams.get(name)
             if stream is not None:
-                least = self._world.kept_least.get(name, 0)
+                least = kept_least.get(name, 0)
                 at = self._world.chance.randint(max(least, stream.last_seq - 12), stream.last_seq)
                 stream.lose_tail(max(at, least), self._world.loop.now)
         self._world.after(step.much, lambda _: self._world.server.start(), None)
@@ -215,6 +218,12 @@ class Steps:
     def wipe_stream(self, _: Step) -> None:
         """The stream is deleted."""
         self._world.server.streams.pop(BASE.streams.cdc, None)
+
+    def lose_everything(self, step: Step) -> None:
+        """The server comes back without any store."""
+        self._world.server.stop()
+        self._world.server.streams.clear()
+        self._world.after(step.much, lambda _: self._world.server.start(), None)
 
     def restart_postgres(self, step: Step) -> None:
         primary = self._world.postgres.primary
@@ -237,8 +246,10 @@ class Steps:
 
     def _has_begun(self, source: str) -> bool:
         """Before a source begins there is nothing that could be missing."""
-        state = self._world.server.streams[f"KV_{BASE.streams.state}"]
-        written = f"$KV.{BASE.streams.state}.progress.source_{source}" in state.by_subject
+        state = self._world.server.streams.get(f"KV_{BASE.streams.state}")
+        written = state is not None and (
+            f"$KV.{BASE.streams.state}.progress.source_{source}" in state.by_subject
+        )
         return written or bool(self._world.ever[source])
 
     def drop_slot(self, step: Step) -> None:

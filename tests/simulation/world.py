@@ -87,7 +87,8 @@ class World:
         self.diverged: set[str] = set()
         self.begun: set[str] = set()
         self.copied: dict[tuple[str, str], int] = {}
-        # How far a store comes back at least: a bucket that never knew the source can't tell of it.
+        # How far a store comes back at least: a bucket that never knew the source can't report the
+        # loss, if PostgreSQL has forgotten that the slot was used.
         self.kept_least: dict[str, int] = {}
         self.crashes: list[str] = []
         # Foreseen errors that ended a process: another instance may continue.

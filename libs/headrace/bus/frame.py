@@ -68,6 +68,9 @@ class Opening:
     # frames of version 1.
     current_lsn: int = 0
     forks: tuple[tuple[int, int], ...] = ()
+    # Whether the slot has delivered changes before this epoch, as far as is known. Absent in frames
+    # of earlier versions.
+    slot_used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,11 @@ def decode_open(frame: bytes) -> Opening:
     try:
         body = msgpack.unpackb(frame[_HEADER.size :])
         forks = tuple((int(timeline), int(lsn)) for timeline, lsn in body.pop("forks", ()))
-        later = {"current_lsn": body.pop("current_lsn", 0), "forks": forks}
+        later = {
+            "current_lsn": body.pop("current_lsn", 0),
+            "forks": forks,
+            "slot_used": body.pop("slot_used", False),
+        }
         opening = Opening(
             **{name: body[name] for name in Opening.__slots__ if name not in later}, **later
         )
@@ -153,6 +160,7 @@ def decode_open(frame: bytes) -> Opening:
         (opening.timeline, int),
         (opening.confirmed_lsn, int),
         (opening.current_lsn, int),
+        (opening.slot_used, bool),
     )
     if not all(isinstance(value, kind) for value, kind in checks):
         raise DecodeError("malformed OPEN frame: a field has the wrong type")

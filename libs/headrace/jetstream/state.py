@@ -18,7 +18,12 @@ from typing import Any
 import msgpack
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import (
+    BucketNotFoundError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NotFoundError,
+)
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
@@ -107,9 +112,11 @@ async def bucket(js: JetStreamContext, name: str) -> KeyValue:
     try:
         return await js.key_value(name)
     except BucketNotFoundError as error:
-        raise MissingObjectError(
-            f"the KV bucket {name} is missing", remedy="Run `headrace init`."
-        ) from error
+        raise _missing(name) from error
+
+
+def _missing(name: str) -> MissingObjectError:
+    return MissingObjectError(f"the KV bucket {name} is missing", remedy="Run `headrace init`.")
 
 
 async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> KeyValue | None:
@@ -176,6 +183,7 @@ class Lease:
             except (NatsError, TimeoutError) as error:
                 scope.health.block("lease", f"{self._cell.key} can't be read: {describe(error)}")
                 self._revision = -1
+                await self._check_bucket(scope)
             else:
                 if acquired:
                     scope.health.unblock("lease")
@@ -188,6 +196,23 @@ class Lease:
                 scope.health.stand_by("lease", f"{self._cell.key} is held by {holder}")
             await scope.pause(min(0.25, self._ttl_s / 4))
         return False
+
+    async def _check_bucket(self, scope: Scope) -> None:
+        """Raise an error if the bucket was deleted: waiting would not bring it back, and a process
+        that starts creates it again.
+        """
+        # A server that has just started may answer before it has read its store.
+        for _ in range(2):
+            try:
+                await self._cell.bucket.status()
+            except NotFoundError as error:
+                missing = error
+                await scope.pause(_PAUSE_S)
+            except (NatsError, TimeoutError):
+                return
+            else:
+                return
+        raise _missing(f"that contains {self._cell.key}") from missing
 
     async def _passes(self, scope: Scope, check: Callable[[], Awaitable[None]]) -> bool:
         """Whether this process could work with the lease; if not, it is looked at again later."""
@@ -233,14 +258,15 @@ class Lease:
             except (NatsError, TimeoutError, LostRaceError) as error:
                 # The write that won the race may be our own, if its answer was lost.
                 log.warning("lease_renewal_failed", key=self._cell.key, reason=str(error))
-                await self._resync()
+                await self._resync(scope)
 
-    async def _resync(self) -> None:
+    async def _resync(self, scope: Scope) -> None:
         """A renewal whose answer was lost may have been written: then its revision is ours."""
         try:
             async with asyncio.timeout(self._ttl_s / 3):
                 current = await self._cell.read()
         except (NatsError, TimeoutError):
+            await self._check_bucket(scope)
             return
         if current is None:
             raise LostRaceError(

@@ -72,6 +72,8 @@ class SlotState:
     plugin: str
     database: str
     wal_status: str
+    # Whether it has delivered transactions, as far as PostgreSQL's statistics know.
+    used: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,17 +206,24 @@ class ReplicationConnection:
 
     async def slot(self, slot: str) -> SlotState | None:
         """The slot as PostgreSQL shows it; None if it doesn't exist."""
-        columns = "confirmed_flush_lsn, plugin, database, wal_status"
+        columns = "confirmed_flush_lsn, plugin, database, wal_status, total_txns > 0"
         name = quote_literal(slot)
-        source = "pg_catalog.pg_replication_slots"
+        source = (
+            "pg_catalog.pg_replication_slots LEFT JOIN pg_catalog.pg_stat_replication_slots "
+            "USING (slot_name)"
+        )
         # The replication protocol has no parameters; `name` is a quoted literal.
         query = f"SELECT {columns} FROM {source} WHERE slot_name = {name}"  # noqa: S608
         rows = await self._query(query)
         if not rows:
             return None
-        lsn, plugin, database, wal_status = rows[0]
+        lsn, plugin, database, wal_status, used = rows[0]
         return SlotState(
-            parse_lsn(lsn) if lsn else 0, plugin or "", database or "", wal_status or ""
+            parse_lsn(lsn) if lsn else 0,
+            plugin or "",
+            database or "",
+            wal_status or "",
+            used == "t",
         )
 
     async def slot_reader(self, slot: str) -> SlotReader | None:

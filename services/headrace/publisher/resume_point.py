@@ -285,4 +285,8 @@ def gap_before(found: ResumePoint, opening: Opening) -> Gap | None:
     reached = found.position.gap_lsn
     if found.lost_up_to and confirmed > reached and not found.contains(confirmed):
         return Gap(reached, confirmed, "stream_tail_lost")
-    return source_identity.gap_before(max(found.progress.confirmed_lsn, reached), opening)
+    known = max(found.progress.confirmed_lsn, reached)
+    if not known and opening.slot_used:
+        # The slot has delivered changes that neither the stream nor the state knows of.
+        return Gap(0, confirmed, "store_lost")
+    return source_identity.gap_before(known, opening)

@@ -107,6 +107,8 @@ class WalReaderService:
         # A confirmer has asked for a new epoch.
         self._reopen = False
         self._epochs = 0
+        # The slot's confirmed LSN when this process first opened it.
+        self._first_confirmed: int | None = None
         # The end of what was received in this epoch, and the LSN that PostgreSQL was given as
         # confirmed. The second never exceeds what the confirmers reported (docs/adr/0005).
         self._received = 0
@@ -280,6 +282,8 @@ class WalReaderService:
         self, identity: SystemIdentity, slot: SlotState, forks: tuple[tuple[int, int], ...]
     ) -> None:
         self._reopen = False
+        if self._first_confirmed is None:
+            self._first_confirmed = slot.confirmed_lsn
         opening = Opening(
             sessions=self._sender.sessions(),
             slot=self._settings.source.slot,
@@ -289,6 +293,8 @@ class WalReaderService:
             confirmed_lsn=slot.confirmed_lsn,
             current_lsn=identity.lsn,
             forks=forks,
+            # PostgreSQL forgets its statistics in a crash.
+            slot_used=slot.used or slot.confirmed_lsn > self._first_confirmed,
         )
         data = self._sender.begin(opening, clock_ns=time.time_ns(), now=time.monotonic())
         await self._send(data)

@@ -178,7 +178,7 @@ async def test_a_snapshot_that_would_have_to_name_too_many_transactions_is_taken
     caplog.set_level("INFO")
     # PostgreSQL logs the running transactions every 15 s, too. If it does so meanwhile, the first
     # attempt waits for the crowd itself.
-    for first in range(1, 21, 4):
+    for first in range(1, 61, 4):
         lsn, ids = await crowded_snapshot(world, first)
         assert ids == set(range(1, first + 4))
         assert all(commit < lsn for commit in (await world.commits()).values())

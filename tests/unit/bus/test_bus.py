@@ -95,7 +95,7 @@ def spoilt(data: bytes) -> object:
 
 
 def test_an_open_frame_of_the_first_wal_readers_is_understood() -> None:
-    later = {"current_lsn", "forks"}
+    later = {"current_lsn", "forks", "slot_used"}
     body = {name: getattr(OPENING, name) for name in Opening.__slots__ if name not in later}
     assert frame.decode_open(frame.header(FrameKind.OPEN, 1, 0) + msgpack.packb(body)) == OPENING
 
@@ -109,6 +109,7 @@ def test_an_open_frame_of_the_first_wal_readers_is_understood() -> None:
         {"system_id": 7},
         {"timeline": "1"},
         {"confirmed_lsn": ""},
+        {"slot_used": 1},
     ],
 )
 def test_an_open_frame_with_a_field_of_the_wrong_type_is_refused(field: dict[str, object]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from nats.errors import Error as NatsError
 
 from headrace.errors import HeadraceError
+from headrace.jetstream.errors import MissingObjectError
 from headrace.jetstream.state import (
     Cell,
     ForeignStateError,
@@ -220,6 +221,36 @@ async def test_a_lease_that_was_removed_is_not_reported_as_taken_by_another_proc
         await removed.delete()
         with pytest.raises(LostRaceError, match="lease is gone from the state bucket"):
             await first.keep(own)
+
+
+@on_virtual_time
+async def test_a_bucket_that_is_gone_ends_its_holder_and_those_who_wait() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        first, second = await lease(nats, "first"), await lease(nats, "second")
+        own = scope()
+        assert await first.acquire(own)
+        nats.server.streams.clear()
+        with pytest.raises(MissingObjectError, match="that contains lease is missing"):
+            await first.keep(own)
+        with pytest.raises(MissingObjectError, match="that contains lease is missing"):
+            await second.acquire(scope())
+
+
+@on_virtual_time
+async def test_a_server_that_finds_its_store_late_costs_no_lease() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        first = await lease(nats, "first")
+        own = scope()
+        assert await first.acquire(own)
+        keeping = asyncio.ensure_future(first.keep(own))
+        streams = dict(nats.server.streams)
+        nats.server.streams.clear()
+        await asyncio.sleep(TTL_S / 3 + 0.5)
+        nats.server.streams.update(streams)
+        await asyncio.sleep(2 * TTL_S)
+        assert not keeping.done()
+        own.stopping.set()
+        await keeping
 
 
 @on_virtual_time

@@ -13,7 +13,7 @@ from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
 from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
 from headrace.jetstream.state import Cell
-from headrace.lsn import ORIGIN, Position
+from headrace.lsn import ORIGIN, Gap, Position
 from headrace.postgres.facts import CatalogSnapshot, ServerIdentity
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.resume_point import (
@@ -284,8 +284,25 @@ def test_what_a_later_transaction_did_to_files_is_yet_to_be_reported() -> None:
     assert as_of(f"u{now}", 800, 1000).startswith("u")
 
 
-def opening(confirmed: int) -> Opening:
-    return Opening({}, "a", "db", "7000", 1, confirmed, 0x9000)
+def opening(confirmed: int, *, slot_used: bool = False) -> Opening:
+    return Opening({}, "a", "db", "7000", 1, confirmed, 0x9000, slot_used=slot_used)
+
+
+@pytest.mark.parametrize("slot_used", [False, True])
+def test_a_publisher_that_knows_nothing_reports_what_a_used_slot_has_confirmed(
+    *, slot_used: bool
+) -> None:
+    found = ResumePoint(Progress(), frozenset(), Tail(0, 0, ""))
+    expected = Gap(0, 0x28, "store_lost") if slot_used else None
+    assert gap_before(found, opening(0x28, slot_used=slot_used)) == expected
+
+
+@pytest.mark.parametrize(
+    "progress", [Progress(confirmed_lsn=0x28), Progress(position=Position(0x28, 0))]
+)
+def test_a_used_slot_that_confirms_what_is_known_is_no_gap(progress: Progress) -> None:
+    found = ResumePoint(progress, frozenset(), Tail(1, 1, ""))
+    assert gap_before(found, opening(0x28, slot_used=True)) is None
 
 
 @pytest.mark.parametrize("lost_up_to", [0, 0x30])

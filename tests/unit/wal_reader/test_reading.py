@@ -8,7 +8,7 @@ import time
 from headrace.bus import frame
 from headrace.bus.frame import FrameKind, Opening
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError
-from headrace.postgres.replication import Keepalive
+from headrace.postgres.replication import Keepalive, SlotState
 from headrace.wal_reader.service import (
     BACKOFF_S,
     PING_INTERVAL_S,
@@ -82,6 +82,31 @@ async def test_a_confirmer_that_asks_for_it_gets_a_new_epoch_on_a_new_connection
         assert (one.figures["epochs"], one.figures["pg_reconnects"]) == (2, 1)
         await asyncio.sleep(10)
         assert len(publisher.openings) == 2
+
+
+@on_virtual_time
+async def test_an_epoch_says_whether_the_slot_was_used_before() -> None:
+    for used in (False, True):
+        source, bus, publisher = await begun()
+        source.slot = SlotState(START_LSN, "pgoutput", "db", "reserved", used)
+        async with reading(source, bus):
+            await asyncio.sleep(1)
+            publisher.restart("a publish failed")
+            await asyncio.sleep(1)
+        assert [one.slot_used for one in publisher.openings] == [used, used]
+
+
+@on_virtual_time
+async def test_a_slot_that_has_confirmed_since_is_used_also_when_postgresql_has_forgotten_it() -> (
+    None
+):
+    source, bus, publisher = await begun()
+    async with reading(source, bus):
+        await asyncio.sleep(1)
+        source.slot = SlotState(START_LSN + 8, "pgoutput", "db", "reserved")
+        publisher.restart("a publish failed")
+        await asyncio.sleep(1)
+    assert [one.slot_used for one in publisher.openings] == [False, True]
 
 
 @on_virtual_time
