@@ -49,8 +49,10 @@ class SinkOperation(StrEnum):
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise BadValueError("is not a text")
+    if not isinstance(value, str):
+        raise BadValueError("is not a text: write one in quotes")
+    if not value:
+        raise BadValueError("is empty: write a text, or leave the key out")
     return value
 
 
@@ -65,7 +67,7 @@ def _address(value: object) -> str:
 
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-        raise BadValueError("is not a list of texts")
+        raise BadValueError('is not a list of texts: write one such as ["id", "name"]')
     return tuple(value)
 
 
