@@ -8,7 +8,7 @@ import time
 
 import asyncpg
 
-from headrace.cli.doctor import generated_columns
+from headrace.cli.doctor import generated_columns, partition_identities
 from headrace.cli.doctor.checks import Findings
 from headrace.cli.session import postgres, suite_of
 from headrace.contract.table_patterns import column_named
@@ -171,6 +171,14 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
             "generated",
             f"{found}: their identity has columns that aren't published",
             refused.remedy(name),
+        )
+    lacking = await partition_identities.lacking(session, name)
+    if lacking.names:
+        found = _named(lacking.names, "old keys of rows are not sent for", "")
+        findings.fail(
+            "partitions",
+            f"{found}: the replica identity lacks columns of the root's",
+            lacking.remedy(),
         )
 
 
