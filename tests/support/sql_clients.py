@@ -88,6 +88,23 @@ def node_client(script: str, folder: Path) -> list[str]:
     return ["node", str(folder / script)]
 
 
+def prisma(folder: Path) -> None:
+    """Prisma's schema and configuration in this folder, with its packages."""
+    _needs("npm", "installs Prisma")
+    _needs("node", "runs Prisma")
+    files = [CLIENTS / "prisma" / name for name in ("package.json", "package-lock.json")]
+
+    def install(target: Path) -> None:
+        # A script of its packages would fetch native engines.
+        npm = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel", "error"]
+        fetch(npm, target)
+
+    packages = _installed("prisma", files, install)
+    (folder / "node_modules").symlink_to(packages / "node_modules")
+    for name in ("package.json", "prisma.config.mjs", "schema.prisma"):
+        shutil.copy(CLIENTS / "prisma" / name, folder)
+
+
 def java_client(script: str) -> list[str]:
     """A Java source with pgjdbc."""
     java = find_java()

@@ -16,6 +16,7 @@ from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.exact_text import may_fail_in_planning
 from headrace.sql.query_tree import Node, QueryTreeError, parse_tree
 from headrace.sql.statements import (
+    CloseCursor,
     CopyOut,
     Declare,
     Explain,
@@ -30,6 +31,7 @@ from headrace.sql.wire import Parse
 from headrace.sql_server.backend import uses
 from headrace.sql_server.lake_reader import LakeReader, refusal_of
 from headrace.sql_server.own_plans import (
+    ClosePlan,
     CopyPlan,
     DeclarePlan,
     ExplainPlan,
@@ -98,6 +100,10 @@ class Analyzer:
         keyword = "" if piece is None else piece.keyword
         if keyword == "SHOW" and piece is not None and _shows_lsn(piece):
             return await self._show_lsn(parse, piece)
+        if keyword == "CLOSE" and piece is not None and (name := self._held(piece)) is not None:
+            closing = Statement(piece, plan=ClosePlan(self._state, name))
+            await self._parse(parse, closing, needs_tree=False)
+            return closing
         needs_tree = piece is not None and keyword not in _WITHOUT_TREE
         statement = Statement(piece)
         await self._parse(parse, statement, needs_tree=needs_tree)
@@ -188,6 +194,14 @@ class Analyzer:
                 self._plan_query(statement, trees, piece.text)
             case _ if any(_COPY_TO.search(tree) for tree in trees):
                 raise unsupported("this form of COPY", "Use COPY (SELECT …) TO STDOUT.")
+
+    def _held(self, piece: Piece) -> bytes | None:
+        """The held cursor that a statement closes."""
+        close = utility_of(piece)
+        if not isinstance(close, CloseCursor) or close.name is None:
+            return None
+        portal = self._state.portals.get(close.name)
+        return close.name if portal is not None and portal.held else None
 
     def _plan_query(self, statement: Statement, trees: list[bytes], text: bytes) -> None:
         if len(trees) != 1:

@@ -36,6 +36,7 @@ from headrace.sql_server.link import ClosedError
 from headrace.sql_server.plans import LakeQuery, OpenRows, Ready, TranslationKey, shape
 from headrace.sql_server.problems import (
     NOT_SUPPORTED,
+    SessionEndError,
     StatementRefusedError,
     refused,
     transaction_failed,
@@ -53,6 +54,7 @@ _COLUMNS_MAX: Final = 1600
 _DURATION: Final = re.compile(r"(\d+)(us|ms|s|min|h|d)?\Z")
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UTC: Final = frozenset({"UTC", "Etc/UTC"})
+_WATCH_AFTER_S: Final = 0.2
 _ENCODINGS: Final = frozenset({b"UTF8", b"SQL_ASCII"})
 
 
@@ -123,6 +125,35 @@ class LakeReader:
             await self._state.client.arrival()
         except ClosedError:
             self._state.runner.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _until_ended(self) -> AsyncIterator[None]:
+        """While DuckDB works, `pg_terminate_backend` may end the session."""
+        watch: asyncio.Task[None] | None = None
+
+        def start() -> None:
+            nonlocal watch
+            watch = asyncio.create_task(self._watch_backend(), name="backend-watch")
+
+        # Most statements are done before, and need no task.
+        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, start)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if watch is not None:
+                watch.cancel()
+                await asyncio.wait({watch})
+                if not watch.cancelled():
+                    # Its error says why the statement was cancelled.
+                    watch.result()
+
+    async def _watch_backend(self) -> None:
+        try:
+            await self._state.backend.idle()
+        except (SessionEndError, OSError):
+            self._state.runner.cancel()
+            raise
 
     async def facts(self, needs: Sequence[RequiredPrivilege] = ()) -> Facts:
         """Ask the private PostgreSQL for the settings and the rights."""
@@ -221,7 +252,10 @@ class LakeReader:
             query.folds = bool(types)
         translation = rows.ready.translation
         parameters = await self._parameters(translation, types, values)
-        rows.result = await self._state.runner.execute(translation.sql, parameters, query.relids)
+        async with self._until_ended():
+            rows.result = await self._state.runner.execute(
+                translation.sql, parameters, query.relids
+            )
 
     async def _start_exact(
         self, rows: OpenRows, forms: Sequence[int], reason: StatementRefusedError
@@ -322,7 +356,8 @@ class LakeReader:
         messages = RowMessages(rows.ready.translation.columns, forms, rows.ready.settings)
         taken = 0
         while not rows_max or taken < rows_max:
-            batch = await rows.result.batch(rows_max and rows_max - taken)
+            async with self._until_ended():
+                batch = await rows.result.batch(rows_max and rows_max - taken)
             if batch is None:
                 return
             data = await self._state.runner.run(partial(messages.of, batch))

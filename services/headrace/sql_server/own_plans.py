@@ -10,6 +10,7 @@ from headrace.sql import wire
 from headrace.sql.copy_text import BINARY_HEADER, BINARY_TRAILER, CopyForm, copy_data
 from headrace.sql.statements import Declare, Run
 from headrace.sql.wire import BINARY, TEXT, WireColumn, WireMessage
+from headrace.sql_server.held_rows import hold
 from headrace.sql_server.lake_reader import LakeReader
 from headrace.sql_server.plans import LakeQuery, OpenRows, Portal, Statement
 from headrace.sql_server.problems import (
@@ -17,11 +18,11 @@ from headrace.sql_server.problems import (
     StatementRefusedError,
     refused,
     transaction_failed,
-    unsupported,
 )
 from headrace.sql_server.state import SessionState
 
 TEXT_OID: Final = 25
+_CURSOR: Final = b"SELECT 1 FROM pg_catalog.pg_cursors WHERE name OPERATOR(pg_catalog.=) $1"
 
 
 def text_column(name: str) -> WireColumn:
@@ -82,15 +83,43 @@ class DeclarePlan:
         assert isinstance(plan, QueryPlan), "made of a lake query"
         words = self.declare.options
         if "HOLD" in words and "WITHOUT" not in words:
-            raise unsupported("a cursor WITH HOLD", "Read it within the transaction.")
+            await self._hold(plan, portal)
+            return
         # First: after another call PostgreSQL would take the messages for a transaction block.
         placeholder = self.declare.head + b" SELECT headrace.unreadable()"
         await self.state.backend.call(placeholder)
         async with plan.reader.statement():
             await plan.reader.check(plan.query, self.inner.parameters, portal.values)
-        forms = (BINARY if "BINARY" in words else TEXT,) * len(self.inner.columns or ())
-        self.state.portals[self.declare.name] = Portal(self.inner, portal.values, forms)
+        cursor = Portal(self.inner, portal.values, self._forms())
+        self.state.portals[self.declare.name] = cursor
         self.state.client.write(wire.command_complete("DECLARE CURSOR"))
+
+    def _forms(self) -> tuple[int, ...]:
+        form = BINARY if "BINARY" in self.declare.options else TEXT
+        return (form,) * len(self.inner.columns or ())
+
+    async def _hold(self, plan: QueryPlan, portal: Portal) -> None:
+        """Declare a cursor WITH HOLD. In a block, the private PostgreSQL has a cursor of its name
+        that is not held: it would read that one when it commits.
+        """
+        state, name, forms = self.state, self.declare.name, self._forms()
+        in_block = state.status == "T"
+        if name in state.portals or (not in_block and await _is_cursor(state, name)):
+            shown = name.decode("utf-8", "replace")
+            raise refused("42P03", f'cursor "{shown}" already exists')
+        if in_block:
+            quoted = b'"' + name.replace(b'"', b'""') + b'"'
+            await state.backend.call(
+                b"DECLARE " + quoted + b" CURSOR FOR SELECT headrace.unreadable()"
+            )
+        async with plan.reader.statement():
+            types = self.inner.parameters
+            rows = await plan.reader.open(plan.query, types, portal.values, forms)
+            kept = await hold(plan.reader, rows, forms, state.portals.values())
+        cursor = Portal(self.inner, portal.values, forms, kept, holds=True)
+        cursor.held = cursor.fresh = not in_block
+        state.portals[name] = cursor
+        state.client.write(wire.command_complete("DECLARE CURSOR"))
 
 
 @dataclass(slots=True)
@@ -122,6 +151,11 @@ class FetchPlan:
         self.state.client.write(wire.command_complete(tag))
 
     async def _cursor(self) -> Portal:
+        held = self.state.portals.get(self.name)
+        if held is not None and held.held:
+            if self.state.status == "E":
+                raise transaction_failed()
+            return held
         # A savepoint may have taken the cursor away.
         backend = self.state.backend
         await backend.send(wire.describe(b"P", self.name), wire.FLUSH)
@@ -133,6 +167,34 @@ class FetchPlan:
         if found is None:
             raise refused("34000", "the cursor was declared again by another statement")
         return found
+
+
+@dataclass(slots=True)
+class ClosePlan:
+    """CLOSE of a cursor that is held: the private PostgreSQL has none of its name."""
+
+    state: SessionState
+    name: bytes
+
+    async def execute(self, portal: Portal, rows_max: int) -> None:  # noqa: ARG002  # a plan's call
+        """Forget its rows."""
+        if self.state.status == "E":
+            raise transaction_failed()
+        self.state.portals.pop(self.name, None)
+        self.state.client.write(wire.command_complete("CLOSE CURSOR"))
+
+
+async def forget_undone(state: SessionState) -> None:
+    """ROLLBACK TO has taken away cursors that would be held after the transaction."""
+    for name, portal in list(state.portals.items()):
+        if portal.holds and not portal.held and not await _is_cursor(state, name):
+            del state.portals[name]
+
+
+async def _is_cursor(state: SessionState, name: bytes) -> bool:
+    """Whether the private PostgreSQL has a cursor of a name."""
+    rows = await state.backend.call(_CURSOR, [name], (TEXT_OID,))
+    return bool(rows)
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from headrace.sql_server.problems import StatementRefusedError, unsupported
 
 if TYPE_CHECKING:
     from headrace.sql_server.exact_run import ExactRows
+    from headrace.sql_server.held_rows import HeldRows
 
 _SELECT: Final = 2
 
@@ -43,7 +44,7 @@ class Ready:
 @dataclass(slots=True)
 class OpenRows:
     """A result that was not read to its end, and what its rows need to become messages: of DuckDB,
-    or of the private PostgreSQL.
+    of the private PostgreSQL, or kept as messages.
     """
 
     query: LakeQuery
@@ -51,7 +52,7 @@ class OpenRows:
     values: Sequence[bytes | None]
     ready: Ready | None = None
     result: Result | None = None
-    exact: ExactRows | None = None
+    exact: ExactRows | HeldRows | None = None
     sent: int = 0
 
 
@@ -85,6 +86,11 @@ class Portal:
     values: tuple[bytes | None, ...] = ()
     forms: tuple[int, ...] = ()
     rows: OpenRows | None = None
+    # A cursor WITH HOLD: declared in the open transaction, and once that has committed.
+    holds: bool = False
+    held: bool = False
+    # Declared without a transaction block, after the last Sync: an error takes it away.
+    fresh: bool = False
 
     @property
     def columns(self) -> tuple[WireColumn, ...]:

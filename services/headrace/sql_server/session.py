@@ -17,6 +17,7 @@ from headrace.sql.statements import CloseCursor, Piece, identifier, split, utili
 from headrace.sql.wire import Notice, Parse, Problem, WireMessage
 from headrace.sql_server.analysis import Analyzer
 from headrace.sql_server.lake_reader import LakeReader
+from headrace.sql_server.own_plans import forget_undone
 from headrace.sql_server.plans import Portal, Statement
 from headrace.sql_server.problems import (
     GUARD_CODE,
@@ -151,10 +152,13 @@ class SqlSession:
         """Send an error."""
         code = wire.notice_of(error[wire.HEADER_BYTES :]).code.decode("ascii", "replace")
         self._state.lake.stats.count_in("sql_errors", code)
+        self._state.statement_failed()
         self._state.client.write(error)
 
     async def _sync(self) -> None:
         self._skipping = False
+        for portal in self._state.portals.values():
+            portal.fresh = False
         message = await self._state.backend.sync()
         self._state.status = message.body.decode("ascii")
         if self._state.status == "I":
@@ -264,7 +268,7 @@ class SqlSession:
             await backend.send(*messages, wire.FLUSH)
             last = await self._relayed(hidden)
             if last.kind == b"C":
-                await self._ran(statement)
+                await self._ran(statement, committed=last.body.startswith(b"COMMIT"))
         await self._state.client.send(last.encode())
 
     async def _relayed(self, hidden: bytes) -> WireMessage:
@@ -293,7 +297,7 @@ class SqlSession:
             if message.kind in b"cf":
                 return
 
-    async def _ran(self, statement: Statement) -> None:
+    async def _ran(self, statement: Statement, *, committed: bool) -> None:
         """Note the effects of a command that has run."""
         piece, state = statement.piece, self._state
         if piece is None:
@@ -301,7 +305,9 @@ class SqlSession:
         words = [piece.word(place) for place in range(len(piece.tokens))]
         match piece.keyword:
             case "ABORT" | "COMMIT" | "END" | "ROLLBACK" if "TO" not in words:
-                await state.transaction_ended()
+                await state.transaction_ended(committed=committed)
+            case "ROLLBACK":
+                await forget_undone(state)
             case "PREPARE" if words[1] == "TRANSACTION":
                 await state.transaction_ended()
             case "PREPARE":

@@ -26,7 +26,16 @@ class SessionState:
     portals: dict[bytes, Portal] = field(default_factory=dict)
     status: str = "I"
 
-    async def transaction_ended(self) -> None:
+    async def transaction_ended(self, *, committed: bool = False) -> None:
         """The next statement may see a later cut."""
-        self.portals.clear()
+        for name, portal in list(self.portals.items()):
+            portal.held = portal.held or (committed and portal.holds)
+            if not portal.held or (portal.fresh and not committed):
+                del self.portals[name]
         await self.runner.unpin()
+
+    def statement_failed(self) -> None:
+        """An error outside a block undoes what came before it in the same exchange."""
+        for name, portal in list(self.portals.items()):
+            if portal.fresh:
+                del self.portals[name]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from decimal import Decimal
+from pathlib import Path
 
 import asyncpg
 import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support.sql_front import PASSWORD, READER, SqlServer
+from tests.support.sql_front import PASSWORD, READER, SqlServer, sql_server
 
 NOTES = [(number, f"note {number}") for number in range(100)]
 
@@ -171,6 +172,65 @@ def test_a_cursor_that_a_savepoint_took_away_can_not_be_fetched(front: SqlServer
 def test_a_cursor_outside_a_transaction_is_refused_as_by_postgresql(front: SqlServer) -> None:
     with front.connect() as connection, pytest.raises(psycopg.errors.NoActiveSqlTransaction):
         connection.execute("DECLARE c CURSOR FOR SELECT id FROM numbers")
+
+
+@pytest.mark.parametrize("engine", ["id", "cbrt(id)"], ids=["DuckDB", "PostgreSQL"])
+def test_a_cursor_with_hold_outlives_its_transaction_and_keeps_its_cut(
+    tmp_path: Path, engine: str
+) -> None:
+    query = f"DECLARE c CURSOR WITH HOLD FOR SELECT id, {engine} FROM numbers ORDER BY id"
+    with sql_server(tmp_path) as server, server.connect() as connection:
+        for statements in (
+            [query, "MOVE 2 IN c"],
+            ["BEGIN", query, "FETCH 2 FROM c", "COMMIT"],
+            ["BEGIN", query, "SAVEPOINT a", "ROLLBACK TO a", "END", "MOVE 2 IN c"],
+        ):
+            for each in statements:
+                connection.execute(each)
+            server.lake.delete([50])
+            server.cut()
+            assert connection.execute("SELECT count(*) FROM numbers").fetchone() == (99,)
+            row = connection.execute("FETCH c").fetchone()
+            assert row is not None
+            assert row[0] == 2
+            found = connection.execute("FETCH ALL FROM c").fetchall()
+            assert [row[0] for row in found] == list(range(3, 100))
+            with pytest.raises(psycopg.errors.DuplicateCursor):
+                connection.execute(query)
+            connection.execute("CLOSE c")
+            with pytest.raises(psycopg.errors.InvalidCursorName):
+                connection.execute("FETCH c")
+            server.lake.insert([50])
+            server.cut()
+
+
+def test_a_cursor_with_hold_goes_with_a_transaction_that_does_not_commit(front: SqlServer) -> None:
+    hold = "DECLARE c CURSOR WITH HOLD FOR SELECT id FROM numbers"
+    with front.connect() as connection:
+        for ended in (
+            ["BEGIN", hold, "ROLLBACK"],
+            ["BEGIN", "SAVEPOINT a", hold, "ROLLBACK TO a", "COMMIT"],
+            ["BEGIN", hold, "CLOSE c", "COMMIT"],
+            [hold, "DISCARD ALL"],
+            [hold, "CLOSE ALL"],
+            [f"BEGIN; {hold}; ROLLBACK"],
+        ):
+            for each in ended:
+                connection.execute(each)
+            with pytest.raises(psycopg.errors.InvalidCursorName):
+                connection.execute("FETCH c")
+        # An error undoes what came before it in the same text.
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            connection.execute(f"{hold}; SELECT 1 / 0")
+        connection.execute("BEGIN")
+        connection.execute(hold)
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            connection.execute("SELECT * FROM missing")
+        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+            connection.execute("FETCH c")
+        assert connection.execute("COMMIT").statusmessage == "ROLLBACK"
+        with pytest.raises(psycopg.errors.InvalidCursorName):
+            connection.execute("FETCH c")
 
 
 def test_several_statements_in_a_query_give_several_results(front: SqlServer) -> None:

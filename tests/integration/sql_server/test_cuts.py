@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import psycopg
 import pytest
 
 from headrace.lake.catalog import TableName
-from tests.support.sql_front import SqlServer, sql_server
+from tests.support.sql_front import READER, SqlServer, sql_server
 
 OTHER = TableName("shop", "Other Numbers")
 COUNTS = "SELECT (SELECT count(*) FROM numbers), (SELECT count(*) FROM numbers WHERE note = %s)"
@@ -258,6 +259,42 @@ def test_a_cancel_request_ends_a_statement_of_the_lake(server: SqlServer) -> Non
             thread.join(0.1)
         assert [type(error) for error in ended] == [psycopg.errors.QueryCanceled]
         assert count(connection) > 0
+
+
+def _last_query(server: SqlServer, pid: int, part: str) -> bool:
+    """Whether the session's last query in the private PostgreSQL has this part."""
+    with server.admin() as admin:
+        row = admin.execute("SELECT query FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone()
+    return row is not None and part in row[0]
+
+
+@pytest.mark.parametrize("user", [READER, "leaving"])
+def test_a_session_that_is_terminated_ends_its_statement_of_the_lake(
+    server: SqlServer, user: str
+) -> None:
+    """Also where DuckDB runs it: by `pg_terminate_backend`, or because its user is dropped."""
+    heavy = "SELECT count(*) FROM numbers a, numbers b, numbers c, numbers d, numbers e WHERE a.id + b.id + c.id + d.id + e.id = -1"
+    server.add_user(user)
+    ended: list[str | None] = []
+    with server.connect(user) as connection:
+
+        def run() -> None:
+            try:
+                connection.execute(heavy)
+            except psycopg.OperationalError as error:
+                ended.append(error.sqlstate)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        pid = connection.info.backend_pid
+        server.until("the statement runs", partial(_last_query, server, pid, "session_facts"))
+        if user == READER:
+            assert server.rows("SELECT pg_terminate_backend(%s)", [pid]) == [(True,)]
+        else:
+            done = server.command("sql", "users", "drop", user)
+            assert done.returncode == 0, done.stderr
+        thread.join(60)
+    assert ended == ["57P01"]
 
 
 def test_a_statement_timeout_ends_a_statement_of_the_lake(server: SqlServer) -> None:

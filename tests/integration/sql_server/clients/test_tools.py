@@ -1,4 +1,5 @@
-"""Tools that send their own SQL: psql's meta-commands, Grafana's queries, Drizzle's introspection.
+"""Tools that send their own SQL: psql's meta-commands, Grafana's queries, the introspection of Drizzle
+and Prisma.
 
 A PostgreSQL with the same rows answers the same.
 """
@@ -6,6 +7,7 @@ A PostgreSQL with the same rows answers the same.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -166,3 +168,45 @@ def _pulled(shop: Shop, port: int, folder: Path) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     snapshot: dict[str, Any] = json.loads((folder / "out/meta/0000_snapshot.json").read_text())
     return snapshot
+
+
+def test_prisma_introspects_the_lake(shop_on_both: Shop, tmp_path: Path) -> None:
+    found, expected = (
+        _prisma_schema(shop_on_both, port, tmp_path / side)
+        for side, port in shop_on_both.ports.items()
+    )
+    assert "model customers {" in expected
+    assert "@@id([region, year])" in expected
+    assert found == expected
+
+
+def _prisma_schema(shop: Shop, port: int, folder: Path) -> str:
+    """The schema that `prisma db pull` writes, without its remarks on tables with children."""
+    folder.mkdir()
+    sql_clients.prisma(folder)
+    # It asks for native engines, and does not start them.
+    engine = folder / "engine"
+    engine.touch(mode=0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    engines = dict.fromkeys(
+        ("PRISMA_QUERY_ENGINE_LIBRARY", "PRISMA_SCHEMA_ENGINE_BINARY"), str(engine)
+    )
+    done = subprocess.run(
+        ["node", "node_modules/prisma/build/index.js", "db", "pull"],  # noqa: S607  # where the PATH says
+        cwd=folder,
+        env={
+            **kept,
+            **shop.address(port),
+            **engines,
+            "PRISMA_NEEDS_A_URL": "postgresql://unused",
+            "CHECKPOINT_DISABLE": "1",
+            "PRISMA_HIDE_UPDATE_MESSAGE": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=sql_clients.RUN_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    lines = (folder / "schema.prisma").read_text().splitlines()
+    return "\n".join(line for line in lines if "This table has subclasses" not in line)

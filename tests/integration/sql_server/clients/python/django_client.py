@@ -55,8 +55,6 @@ def configure() -> None:
             "default": {
                 "ENGINE": "django.db.backends.postgresql",
                 "NAME": os.environ["PGDATABASE"],
-                # Its server-side cursors are WITH HOLD, which the SQL server refuses.
-                "DISABLE_SERVER_SIDE_CURSORS": True,
                 "OPTIONS": {"server_side_binding": os.environ.get("SERVER_SIDE_BINDING") == "yes"},
             }
         },
