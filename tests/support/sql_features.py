@@ -187,6 +187,10 @@ FEATURES: Final[dict[str, tuple[Feature, ...]]] = {
             "SELECT id, count(*) OVER (ORDER BY i2 GROUPS BETWEEN 1 PRECEDING AND CURRENT ROW EXCLUDE TIES) FROM calm",
         ),
         _exact(
+            "frames that end before their start",
+            "SELECT count(*) OVER (ORDER BY id ROWS BETWEEN 3 FOLLOWING AND 1 FOLLOWING) FROM calm",
+        ),
+        _exact(
             "RANGE with an offset", "SELECT sum(i4) OVER (ORDER BY i4 RANGE 2 PRECEDING) FROM calm"
         ),
     ),

@@ -30,6 +30,9 @@ _ENDS: Final = {
 }
 _EXCLUSIONS: Final = {0x8000: "CURRENT ROW", 0x10000: "GROUP", 0x20000: "TIES"}
 _OFFSETS = 0x800 | 0x1000 | 0x2000 | 0x4000
+# Of a start and an end with an offset.
+_PRECEDING = 0x800 | 0x1000
+_FOLLOWING = 0x2000 | 0x4000
 _RANGE = 0x2
 
 
@@ -39,10 +42,21 @@ def frame(options: int, start: Expression | None, end: Expression | None) -> str
         return ""
     if options & _RANGE and options & _OFFSETS:
         raise NotProvenEqualError("RANGE with an offset")
+    if _ends_before_start(options, start, end):
+        # DuckDB counts less than no rows in it.
+        raise NotProvenEqualError("a window frame that ends before its start")
     first = _chosen(options, _STARTS).format(start=_offset(start))
     last = _chosen(options, _ENDS).format(end=_offset(end))
     excluded = [f" EXCLUDE {words}" for bit, words in _EXCLUSIONS.items() if options & bit]
     return f" {_chosen(options, _MODES)} BETWEEN {first} AND {last}{''.join(excluded)}"
+
+
+def _ends_before_start(options: int, start: Expression | None, end: Expression | None) -> bool:
+    if options & _PRECEDING == _PRECEDING:
+        return int(_offset(start)) < int(_offset(end))
+    if options & _FOLLOWING == _FOLLOWING:
+        return int(_offset(start)) > int(_offset(end))
+    return False
 
 
 def _chosen(options: int, words: Mapping[int, str]) -> str:

@@ -201,7 +201,9 @@ class Analyzer:
         if not isinstance(close, CloseCursor) or close.name is None:
             return None
         portal = self._state.portals.get(close.name)
-        return close.name if portal is not None and portal.held else None
+        if portal is None or not portal.held:
+            return None
+        return close.name
 
     def _plan_query(self, statement: Statement, trees: list[bytes], text: bytes) -> None:
         if len(trees) != 1:

@@ -360,7 +360,7 @@ class _Filling:
         columns: Sequence[str],
         barrier: bool,
     ) -> bool:
-        options = composed.SQL(" WITH (security_barrier)" if barrier else "")
+        options = composed.SQL(" WITH (security_barrier = {})").format(composed.Literal(barrier))
         text = without_schemas(definition.rstrip("; \n").encode(), names).decode()
         listed = composed.SQL(", ").join(map(composed.Identifier, columns))
         try:

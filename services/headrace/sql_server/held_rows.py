@@ -38,8 +38,10 @@ class HeldRows:
         """The next messages, so many at most (0: all), and how many they are."""
         if tuple(forms) != self._forms:
             raise refused(NOT_SUPPORTED, "a cursor that is read in two forms is not supported")
-        last = min(self._next + rows_max, len(self._messages)) if rows_max else len(self._messages)
-        for part in _parts(self._messages[self._next : last]):
+        wanted = self._messages[self._next :]
+        if rows_max:
+            wanted = wanted[:rows_max]
+        for part in _parts(wanted):
             self._next += len(part)
             yield len(part), b"".join(part)
 
@@ -87,4 +89,6 @@ async def hold(
 
 def _size(portal: Portal) -> int:
     rows = portal.rows
-    return rows.exact.size if rows is not None and isinstance(rows.exact, HeldRows) else 0
+    if rows is None or not isinstance(rows.exact, HeldRows):
+        return 0
+    return rows.exact.size
