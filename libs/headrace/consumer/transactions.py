@@ -29,7 +29,8 @@ class MixedError(HeadraceError):
 
     remedy = (
         "Follow event by event, or run the publisher with `--delivery transaction`, which "
-        "keeps the transactions of all sources consecutive."
+        "keeps the transactions of all sources consecutive. In a stream of several sources, follow "
+        "all subjects: a filter may leave out the end of a transaction."
     )
 
 
