@@ -24,7 +24,17 @@ _INTEGER = re.compile(r"-?\d+\Z")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _BRACKETS: Final = frozenset("(){}")
 # Places in the text of the statement, and names as the statement spelled them.
-_PLACES: Final = frozenset({"location", "varnosyn", "varattnosyn", "stmt_location", "stmt_len"})
+_PLACES: Final = frozenset(
+    {
+        "list_end",
+        "list_start",
+        "location",
+        "stmt_len",
+        "stmt_location",
+        "varattnosyn",
+        "varnosyn",
+    }
+)
 _DEPTH_MAX: Final = 200
 
 

@@ -22,6 +22,7 @@ from headrace.sql_server.problems import (
 from headrace.sql_server.state import SessionState
 
 TEXT_OID: Final = 25
+_ARGUMENTS: Final = b"headrace: the arguments of EXECUTE"
 _CURSOR: Final = b"SELECT 1 FROM pg_catalog.pg_cursors WHERE name OPERATOR(pg_catalog.=) $1"
 
 
@@ -269,17 +270,21 @@ class RunPlan:
             )
         if not types:
             return ()
+        # Of a statement of the same types, PostgreSQL computes them as for EXECUTE.
         backend = self.state.backend
-        numbers = ",".join(map(str, types))
-        names = await backend.call(
-            f"SELECT pg_catalog.format_type(oid, -1) FROM pg_catalog.unnest('{{{numbers}}}'::oid[])"
-            " WITH ORDINALITY AS types(oid, place) ORDER BY place".encode()
+        numbered = ", ".join(f"${number}" for number in range(1, len(types) + 1))
+        text = f"SELECT {numbered}".encode()
+        await backend.send(
+            wire.close(b"S", _ARGUMENTS),
+            wire.Parse(_ARGUMENTS, text, types).encode(),
+            wire.FLUSH,
         )
-        casts = [
-            b"CAST(" + argument + b" AS " + (name or b"") + b")"
-            for argument, (name,) in zip(given, names, strict=True)
-        ]
-        rows = await backend.call(b"SELECT " + b", ".join(casts), form=BINARY)
+        await backend.until(b"3")
+        answer, _ = await backend.until(b"1")
+        if answer.kind == b"E":
+            raise FailedError(answer)
+        execute = b'EXECUTE "' + _ARGUMENTS + b'" (' + b", ".join(given) + b")"
+        rows = await backend.call(execute, form=BINARY)
         return rows[0]
 
 

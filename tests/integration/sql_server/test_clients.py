@@ -140,8 +140,18 @@ def test_prepare_and_execute_take_expressions_as_arguments(front: SqlServer) -> 
         )
         found = connection.execute("EXECUTE one (1 + 1, 'note ' || 0)").fetchall()
         assert found == [(1,)]
+        assert connection.execute("EXECUTE one (1.6, 'x')").fetchall() == [(0,), (1,)]
         with pytest.raises(psycopg.errors.SyntaxError):
             connection.execute("EXECUTE one (1)")
+        for argument, code in (
+            ("count(*)", "42803"),
+            ("generate_series(1, 2)", "0A000"),
+            ("(SELECT count(*) FROM numbers)", "0A000"),
+            ("'1'::text", "42804"),
+        ):
+            with pytest.raises(psycopg.Error) as refusal:
+                connection.execute(f"EXECUTE one ({argument}, 'x')")
+            assert refusal.value.sqlstate == code
         connection.execute("DEALLOCATE one")
         with pytest.raises(psycopg.errors.InvalidSqlStatementName):
             connection.execute("EXECUTE one (1, 'x')")

@@ -46,6 +46,7 @@ STATEMENTS = [
     "SELECT (SELECT array_agg(b.note ORDER BY b.id DESC) FROM numbers b WHERE b.id > 97), string_agg(left(note, 1), NULL) FROM numbers",
     "SELECT id, pg_typeof(note) FROM numbers WHERE id = 1",
     "SELECT to_char(id, 'RN')::int FROM numbers",
+    "SELECT sum(id::float8) FROM public.numbers WHERE id IN (1, 5) OR note = ANY (ARRAY['note 7', 'x'])",
     "SELECT id FROM \"without 7\" WHERE 1 / (id - 7) = 1",
     "SELECT id FROM numbers ORDER BY note COLLATE ucs_basic DESC",
 ]  # fmt: skip
