@@ -1,5 +1,6 @@
 """The console's pages of copies in a browser, with a whole suite that `headrace up` starts: sinks,
-lake, SQL and backups, in every size and theme, and by the keyboard.
+lake, SQL and backups, in every size and theme, and by the keyboard. HEADRACE_CONSOLE_PICTURES is a
+folder for the documentation's pictures.
 """
 
 from __future__ import annotations
@@ -57,7 +58,6 @@ batch = {{wait_ms = 50}}
 options = {{secret = "env:WEBHOOK_SECRET", allow_networks = ["127.0.0.0/8"], allow_http = true}}
 """
 SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headrace console'"
-PICTURES = {"/sinks": "sinks", "/lake": "lake", "/sql": "sql", "/backups": "backups"}
 
 
 @dataclass(frozen=True)
@@ -183,8 +183,17 @@ async def test_every_page_of_copies_is_calm_in_every_size_and_theme(
     world: World, page: Browser
 ) -> None:
     letter = (await world.answer("/sinks/hook"))["letters"][0]["id"]
+    found = await world.answer("/events?table=headrace_demo&op=INSERT")
+    trace = "/events/" + re.sub(r"[/+]", "-", found["items"][0]["position"])
+    pictures = {"/": "overview", trace: "trace", "/sinks/hook": "sink", "/backups": "backups"}
+    load = None
+    if "HEADRACE_CONSOLE_PICTURES" in os.environ:
+        load = asyncio.create_task(world.said("headrace load --rate 200 --seconds 60"))
+        samples = "fetch('/api/v1/history').then((a) => a.json()).then((h) => h.at.length)"
+        seen = await page.evaluate(samples)
+        await until(page, f"{samples}.then((number) => number >= {seen + 40})")
     paths = [
-        "/sinks", "/sinks/files", "/sinks/hook", f"/sinks/hook?letter={letter}",
+        "/", trace, "/sinks", "/sinks/files", "/sinks/hook", f"/sinks/hook?letter={letter}",
         f"/sinks/hook?letter={letter}&act=correct", f"/sinks/hook?letter={letter}&act=drop",
         "/sinks/hook?act=reset", "/sinks/hook?act=pause", "/sinks/hook?act=test", "/sinks?new=1", "/lake", "/lake/tables", "/sql",
         "/sql?cut=1", "/backups", "/backups?to=%2Fsrv%2Frestored",
@@ -197,7 +206,9 @@ async def test_every_page_of_copies_is_calm_in_every_size_and_theme(
             await page.looks_like(width, height, dark=dark)
             await visit(page, world.base, path)
             await is_calm(page, f"{path} at {width}, dark {dark}")
-            await keep_picture(page, PICTURES.get(path), path, (width, height, dark))
+            await keep_picture(page, pictures.get(path), path, (width, height, dark))
+    if load is not None:
+        await load
 
 
 async def confirm(page: Browser, button: str) -> None:

@@ -59,7 +59,7 @@ class AuditAnswers:
         if query.get("table"):
             table = split_table_token(query["table"])
         if query.get("key"):
-            _require(caller, table)
+            await self._check_key(caller, table)
         if query.get("context") and not caller.sees_everything:
             raise _no_right("all tables")
         since, until = bound(query.get("from", "")), bound(query.get("to", ""))
@@ -80,10 +80,10 @@ class AuditAnswers:
     async def history(self, request: web.Request) -> web.Response:
         names = split_table_token(request.match_info["token"])
         caller = caller_of(request)
-        _require(caller, names)
+        await self._check_key(caller, names)
         try:
             key = json.loads(request.query.get("key", ""))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise invalid("key is not JSON", 'Write {"id": "7"}.') from error
         if not isinstance(key, dict):
             raise invalid("key is not an object", 'Write {"id": "7"}.')
@@ -97,6 +97,23 @@ class AuditAnswers:
             limit=limit_of(request.query),
         )
         return answer({**self._suite.head(), **await self._page(caller, search)})
+
+    async def _check_key(self, caller: Caller, names: tuple[str, str] | None) -> None:
+        """Raise if this caller may not search by the table's key."""
+        if names is None:
+            raise invalid("a search by key takes a table", "Give the table as well.")
+        if not caller.sees(*names):
+            raise _no_right(f"{names[0]}.{names[1]}")
+        redacted = self._redaction.columns(*names)
+        # A search that finds a value, or does not, answers who asks for it. A key that the trail
+        # does not know may be any column.
+        if redacted and not redacted.isdisjoint(await self._key_of(names) or redacted):
+            raise ProblemError(
+                403,
+                "values",
+                f"The key of {names[0]}.{names[1]} is redacted.",
+                "Search by table and time.",
+            )
 
     async def _page(self, caller: Caller, search: Search) -> dict[str, Any]:
         found = await self._fetched(*rows(search, self._table))
@@ -217,13 +234,6 @@ class AuditAnswers:
         if len(ids) != 1:
             raise not_found(f"The audit trail has no change at {position}.")
         return ["--id", ids[0]]
-
-
-def _require(caller: Caller, names: tuple[str, str] | None) -> None:
-    if names is None:
-        raise invalid("a search by key takes a table", "Give the table as well.")
-    if not caller.sees(*names):
-        raise _no_right(f"{names[0]}.{names[1]}")
 
 
 def _no_right(what: str) -> ProblemError:

@@ -116,7 +116,7 @@ def _key(text: str) -> Mapping[str, str] | str | None:
         return text
     try:
         key = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(f"key is not JSON: {error}", 'Write 7, or {"a": "1", "b": "2"}.') from error
     return {str(name): str(value) for name, value in key.items()}
 

@@ -25,6 +25,8 @@ log = logs.logger("console")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Refused = Callable[[web.Request, Caller | None, ProblemError], Awaitable[None]]
 CALLER = "caller"
+# The cookie of a caller who was recognised by it.
+_SESSION = "session"
 API = "/api/"
 # Probes name a pod's address as their host.
 _PROBES = frozenset({"/livez", "/readyz", "/metrics"})
@@ -176,12 +178,29 @@ class Guard:
             return self._caller_here(request)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            return self._access.by_token(token.strip())
+            return self._by_token(request, token.strip())
         # A token counts more than a header: a proxy may pass both on.
         user = request.headers.get("X-Forwarded-User")
         if user is not None and self._access.proxies:
             return self._caller_of_proxy(request, user)
-        return self._sessions.caller(request.cookies.get(COOKIE, ""))
+        request[_SESSION] = request.cookies.get(COOKIE, "")
+        return self._sessions.caller(request[_SESSION])
+
+    def _by_token(self, request: web.Request, token: str) -> Caller | None:
+        address = request.remote or ""
+        # As for signing in: guessing tokens must not be worth the while.
+        self._sessions.check_attempts(address)
+        caller = self._access.by_token(token)
+        if caller is None:
+            self._sessions.note_failure(address)
+        return caller
+
+    def may_continue(self, request: web.Request) -> bool:
+        """Whether the caller of a request that has no end may continue: a session ends, by its time
+        and by signing out.
+        """
+        session = request.get(_SESSION)
+        return session is None or self._sessions.caller(session) == request[CALLER]
 
     @staticmethod
     def _caller_here(request: web.Request) -> Caller:

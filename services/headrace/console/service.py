@@ -83,12 +83,12 @@ class ConsoleParts:
         self._identity = SignIn(access, self._sessions, settings.source.slot)
         self._seen = SuiteAnswers(self._suite, self._reader, tables, redaction, self._acts)
         self._snapshots = SnapshotList(settings, self._reader, self._suite, redaction)
-        self._tracing = Tracing(settings, self._reader, self._suite, redaction)
         self._system = System(settings, self._reader, self._suite, redaction)
         self._audit = AuditAnswers(settings, self._suite, redaction)
         plans = Plans(self._acts, scope.health.stats)
         self._operations = Operations(settings, self._reader, self._suite, tables, plans)
         self._sinks = Sinks(settings, self._reader, self._suite, tables, redaction, plans)
+        self._tracing = Tracing(settings, self._reader, self._suite, redaction, self._sinks)
         self._letters = LetterActs(self._sinks, redaction, plans)
         self._drafts = Drafts(settings, self._sinks, plans)
         self._backups = BackupAnswers(settings, self._suite)
@@ -191,7 +191,9 @@ class ConsoleParts:
         await self._acts.note_refusal(request, caller, problem)
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
-        return await self._live.serve(request, request[CALLER])
+        return await self._live.serve(
+            request, request[CALLER], lambda: self._guard.may_continue(request)
+        )
 
     async def run(self) -> None:
         self._scope.refreshers.append(self._refresh)

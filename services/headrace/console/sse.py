@@ -64,7 +64,9 @@ class Live:
         self._snapshots = snapshots
         self.open = 0
 
-    async def serve(self, request: web.Request, caller: Caller) -> web.StreamResponse:
+    async def serve(
+        self, request: web.Request, caller: Caller, may_continue: Callable[[], bool]
+    ) -> web.StreamResponse:
         topics = {part.strip() for part in request.query.get("topics", "").split(",")}
         if not topics or topics - TOPICS:
             raise invalid("topics names none, or unknown ones", f"Use {', '.join(sorted(TOPICS))}.")
@@ -87,7 +89,7 @@ class Live:
             resumed = self._resumed_place(request)
             at = self._first_place(request) if resumed is None else resumed
             tab = _Tab(response, caller, wanted, self._redaction, at)
-            await self._feed(tab, topics, resumed=resumed is not None)
+            await self._feed(tab, topics, may_continue, resumed=resumed is not None)
         except (ConnectionError, TimeoutError):
             # The tab has gone, or takes nothing any more.
             pass
@@ -110,7 +112,9 @@ class Live:
             raise invalid(f"recent is a number up to {RECENT_MAX}")
         return max(0, self._ring.count - int(recent))
 
-    async def _feed(self, tab: _Tab, topics: set[str], *, resumed: bool) -> None:
+    async def _feed(
+        self, tab: _Tab, topics: set[str], may_continue: Callable[[], bool], *, resumed: bool
+    ) -> None:
         first = self._ring.first_seq
         await tab.send(
             "hello",
@@ -125,6 +129,11 @@ class Live:
         beat = overview = 0.0
         stale: list[Any] = []
         while not self._scope.stopping.is_set():
+            # Before anything is sent: who has signed out sees nothing more.
+            if not may_continue():
+                ended = ProblemError(401, "sign_in", "Your session has ended.", "Sign in again.")
+                await tab.send("bye", ended.body())
+                return
             now = loop.time()
             # A part that becomes stale is sent immediately, the overview otherwise in its rhythm.
             parts = [one["part"] for one in self._suite.stale()]

@@ -6,9 +6,11 @@ past is compared with these, so that a trace needs no bookkeeping for each event
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -18,10 +20,16 @@ from headrace.console.cells import TEXT_CHARACTERS_MAX, Redaction, event_documen
 from headrace.console.known import FAILURES, stamp
 from headrace.console.positions import missing, position_in
 from headrace.console.reading import EventReader, committed_at
+from headrace.console.sinks import Sinks
 from headrace.console.suite_view import SuiteView
 from headrace.consumer.event import Event
 from headrace.lsn import Position, format_lsn
 from headrace.settings import Settings
+from headrace.sinks.configuration import SinkConfiguration
+from headrace.sinks.configuration_keys import SinkOperation
+from headrace.sinks.control import durable_name
+from headrace.sinks.dead_letters import DeadLetterError
+from headrace.sinks.routing import event_id
 
 CONSUMERS_MAX = 100
 Station = dict[str, Any]
@@ -37,12 +45,18 @@ _MARKS = (
 
 class Tracing:
     def __init__(
-        self, settings: Settings, reader: EventReader, suite: SuiteView, redaction: Redaction
+        self,
+        settings: Settings,
+        reader: EventReader,
+        suite: SuiteView,
+        redaction: Redaction,
+        sinks: Sinks,
     ) -> None:
         self._settings = settings
         self._reader = reader
         self._suite = suite
         self._redaction = redaction
+        self._sinks = sinks
 
     async def answer(self, request: web.Request) -> web.Response:
         return answer(await self.document(request, TEXT_CHARACTERS_MAX))
@@ -71,7 +85,7 @@ class Tracing:
         found = [_commit(position, event, committed), *self._slot(position), stream]
         if event is not None:
             found += await self._consumers(event)
-            found += self._sinks(event)
+            found += [await self._sink(event, name) for name in self._running_sinks()]
         # Compared with LSNs, which works for changes that the stream has discarded, too.
         marks = self._marks(position)
         # The publisher stands before the stream: that is the way of a change.
@@ -135,9 +149,12 @@ class Tracing:
             # Its user may lack the permission; the other stations are true without it.
             return [_station("consumer", "consumers", "unknown", "Consumers can't be listed.")]
         found = []
+        source = self._settings.source.slot
+        own = {durable_name(source, name) for name in self._running_sinks()}
         for info in infos[:CONSUMERS_MAX]:
             config = info.config
-            if not config.durable_name:
+            # A sink that reports is another station.
+            if not config.durable_name or config.durable_name in own:
                 continue
             filters = config.filter_subjects or []
             if config.filter_subject:
@@ -152,19 +169,42 @@ class Tracing:
             found.append(_station("consumer", str(info.name), reached, text))
         return found
 
-    def _sinks(self, event: Event) -> list[Station]:
-        found = []
+    def _running_sinks(self) -> list[str]:
         # Their reports have the names of the processes, one for each sink.
-        for name, service in self._services().items():
-            if name.startswith("sink-"):
-                done = int(service["figures"].get("sink_stream_seq", 0))
-                live = service["state"] not in SILENT
-                reached = _reached(done >= event.stream_seq, live=live)
-                text = f"It has committed everything up to message {done}."
-                station = _station("sink", name.removeprefix("sink-"), reached, text)
-                station["link"] = f"/sinks/{name.removeprefix('sink-')}"
-                found.append(station)
-        return found
+        names = self._services()
+        return [name.removeprefix("sink-") for name in names if name.startswith("sink-")]
+
+    async def _sink(self, event: Event, name: str) -> Station:
+        service = self._services()[f"sink-{name}"]
+        done = int(service["figures"].get("sink_stream_seq", 0))
+        reached = _reached(done >= event.stream_seq, live=service["state"] not in SILENT)
+        text = f"It has committed everything up to message {done}."
+        link = f"/sinks/{name}"
+        sink = self._sinks.file().sinks.get(name)
+        if sink is not None and not _takes(sink, event):
+            reached, text = "filtered", "It does not ask for such changes."
+        elif reached == "yes":
+            # The position passes a record that the target has refused.
+            parked, known = await self._parked(event, name)
+            if parked is not None:
+                reached, text = "refused", "Its target refused the change: it is a dead letter."
+                link += f"?letter={quote(parked, safe='')}"
+            elif not known:
+                reached, text = "unknown", f"{text} Its dead letters can't be read."
+            elif sink is None or sink.where or sink.function:
+                text += " A filter may have left this change out."
+        return {**_station("sink", name, reached, text), "link": link}
+
+    async def _parked(self, event: Event, sink: str) -> tuple[str | None, bool]:
+        """The ID of the dead letter, if there is one, and whether that is known."""
+        try:
+            letters = (await self._sinks.operator()).letters
+            for one in (str(event.payload.get("msg_id") or ""), event_id(event)):
+                with contextlib.suppress(DeadLetterError):
+                    return (await letters.get(sink, one)).id, True
+        except FAILURES:
+            return None, False
+        return None, True
 
     def _marks(self, position: Position) -> list[Station]:
         """The parts whose watermark is an LSN."""
@@ -182,6 +222,14 @@ class Tracing:
             text = f"{name} has everything before {format_lsn(int(mark))}."
             found.append(_station(kind, name, reached, text, lsn=int(mark)))
         return found
+
+
+def _takes(sink: SinkConfiguration, event: Event) -> bool:
+    """Whether a sink asks for the event's table and operation."""
+    operation = event.operation.lower()
+    if event.table and not sink.takes(event.schema, event.table):
+        return False
+    return operation not in set(SinkOperation) or operation in sink.operations
 
 
 def _reached(done: bool, *, live: bool) -> str:

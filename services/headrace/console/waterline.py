@@ -34,6 +34,10 @@ STATES = {
 _KEEPS_UP_S = 60.0
 
 
+# Samples are further apart only if some are missing.
+APART_S_MAX = 1.0
+
+
 class LogEnds:
     """When PostgreSQL's log ended where."""
 
@@ -55,11 +59,16 @@ class LogEnds:
         """How long ago the log ended here; None if that is longer than the samples reach back."""
         if not self._lsns or lsn < self._lsns[0]:
             return None
-        # The first sample beyond it: since then the log is longer than this.
+        # The first sample beyond it: since shortly before, the log is longer than this.
         place = bisect_right(self._lsns, lsn)
         if place == len(self._lsns):
             return 0.0
-        return round(max(0.0, now - self._times[place]), 3)
+        first, last = self._lsns[place - 1], self._lsns[place]
+        # In between the log grew evenly, as far as anyone knows. Without that, a reader that keeps
+        # up would be no time behind in one sample, and a whole interval in the next.
+        apart = min(self._times[place] - self._times[place - 1], APART_S_MAX)
+        passed = self._times[place] - apart * (last - lsn) / (last - first)
+        return round(max(0.0, now - passed), 3)
 
 
 def waterline(status: Mapping[str, Any], ends: LogEnds, now: float, at: str) -> dict[str, Any]:
@@ -100,7 +109,12 @@ def waterline(status: Mapping[str, Any], ends: LogEnds, now: float, at: str) -> 
     ]
     # These have no LSN, and only have seconds.
     points += _sinks(services, at)
-    points += [_consumer(view, at) for view in status.get("consumers") or ()]
+    # The consumer of a sink that reports would be the same reader once more.
+    prefix = f"sink-{status.get('source')}-"
+    own = {name.replace("sink-", prefix, 1) for name in services if name.startswith("sink-")}
+    points += [
+        _consumer(view, at) for view in status.get("consumers") or () if view["name"] not in own
+    ]
     return {"head": format_lsn(head) if head is not None else None, "points": points}
 
 

@@ -17,7 +17,7 @@ from headrace.testing.database import fresh_database
 from headrace.testing.line import Line, running_line
 from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
-from tests.support.console_api import Console, check, described, running_console
+from tests.support.console_api import Console, check, described, frames_of, running_console
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -288,10 +288,20 @@ async def test_a_token_becomes_a_session_that_can_end(console: Console) -> None:
     status, me = await console.get("/me", **session)
     assert (me["user"], me["role"]) == ("viewer", "viewer")
     assert TOKENS["viewer"] not in cookie
-    async with console.http.delete(
-        f"{console.base}/api/v1/session", headers={**session, "X-Headrace": "1"}
-    ) as answer:
-        assert answer.status == 204
+    live = f"{console.base}/api/v1/live?topics=overview,events"
+    async with console.http.get(live, headers=session) as stream:
+        frames = frames_of(stream)
+        assert (await anext(frames))[0] == "hello"
+        async with console.http.delete(
+            f"{console.base}/api/v1/session", headers={**session, "X-Headrace": "1"}
+        ) as answer:
+            assert answer.status == 204
+        # It ends, and its last frame names the reason.
+        async with asyncio.timeout(60):
+            names = [(name, body.get("code")) async for name, body in frames]
+        assert names[-1] == ("bye", "sign_in")
+    async with console.http.get(live, headers=session) as answer:
+        assert answer.status == 401
     _, me = await console.get("/me", **session)
     assert me["user"] is None
 
@@ -366,3 +376,14 @@ async def test_a_trace_as_a_file_has_what_the_page_shows_and_takes_the_right(
     logged = [(one["act"], one["object"], one["result"]) for one in await acts(console)]
     assert logged.count(("export", "trace", "done")) == 2
     assert CANARY not in json.dumps(await acts(console))
+
+
+async def test_tokens_can_not_be_guessed_with_many_requests(console: Console) -> None:
+    # The last test: guesses lock their address for a minute.
+    guesses = [{"Authorization": f"Bearer guess-{number}"} for number in range(20)]
+    answers = [await console.get("/events", **guess) for guess in guesses]
+    codes = [body["code"] for _, body in answers]
+    assert codes[:2] == ["sign_in"] * 2
+    assert set(codes[10:]) == {"busy"}
+    status, _ = await console.get("/events", **bearer("admin"))
+    assert status == 429

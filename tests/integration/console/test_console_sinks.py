@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,22 @@ class World:
         code, body = await self.console.get("/sinks/hook", "/sinks/{name}", **bearer(user))
         assert code == 200, body
         return body
+
+    async def reached(self, query: str) -> str:
+        """How far the sink is with an event, as its trace shows it once there is an answer."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                _, found = await self.console.get(f"/events?{query}", **bearer("operator"))
+                for event in found["items"]:
+                    place = re.sub(r"[/+]", "-", event["position"])
+                    _, trace = await self.console.get(
+                        f"/events/{place}/trace", "/events/{position}/trace", **bearer("operator")
+                    )
+                    # Telemetry hears of the sink a moment after its start.
+                    for station in trace["stations"]:
+                        if station["kind"] == "sink" and station["reached"] != "no":
+                            return str(station["reached"])
+                await asyncio.sleep(0.1)
 
     async def until(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -167,6 +184,11 @@ async def test_a_sink_is_shown_paused_resumed_reset_and_its_dead_letters_deliver
         found = await it.until(lambda one: one["sink"]["letters"] == "1", "a record is parked")
         (letter,) = found["letters"]
         assert letter["reason"] == "it answered 422"
+        await it.database.execute("INSERT INTO elsewhere VALUES (1)")
+        # The sink's position is beyond all three.
+        assert await it.reached("table=shop&op=INSERT&key=2") == "refused"
+        assert await it.reached("table=shop&op=INSERT&key=1") == "yes"
+        assert await it.reached("table=elsewhere") == "filtered"
         assert letter["destination"] == "public.shop"
         assert letter["event"]["key"] == {"id": "2"}
         note = next(one for one in letter["event"]["columns"] if one["name"] == "note")

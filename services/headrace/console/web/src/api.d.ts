@@ -1173,10 +1173,10 @@ export interface components {
             kind: "commit" | "wal" | "publisher" | "stream" | "consumer" | "sink" | "archive" | "lake" | "audit" | "backup";
             name: string;
             /**
-             * @description `filtered`: it does not ask for this table.
+             * @description `filtered`: it does not ask for such changes. `refused`: its target refused this one, which is a dead letter.
              * @enum {string}
              */
-            reached: "yes" | "no" | "unknown" | "filtered";
+            reached: "yes" | "no" | "unknown" | "filtered" | "refused";
             at: components["schemas"]["Time"] | null;
             /** @description Seconds after the commit. */
             after_s: number | null;

@@ -64,7 +64,8 @@ const REACHED: Readonly<Record<Station["reached"], readonly [string, IconName, s
   yes: ["done", "done", "has it"],
   no: ["waiting", "wait", "not yet"],
   unknown: ["unknown", "unknown", "not known"],
-  filtered: ["unknown", "unknown", "does not ask for this table"],
+  filtered: ["unknown", "unknown", "does not ask for it"],
+  refused: ["failed", "alert", "has refused it"],
 };
 
 function StationLine({ of: station }: { of: Station }) {
