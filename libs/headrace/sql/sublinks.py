@@ -9,7 +9,7 @@ from headrace.contract import type_oids
 from headrace.sql.comparisons import COMPARISONS, ordered
 from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.expressions import Expressions, Place
-from headrace.sql.forms import Expression, value
+from headrace.sql.forms import Expression, as_decimal, common_decimal, value
 from headrace.sql.query_tree import Node
 from headrace.sql.scope import DerivedEntry, Select
 
@@ -78,6 +78,10 @@ def _compared(
         raise NotProvenEqualError(f"{word} with {signature}")
     # Checks the types and the collation.
     self.apply(test.integer("opfuncid"), [left, right], type_oids.BOOL, test)
+    if left.form.is_decimal and left.form.duckdb != right.form.duckdb:
+        # DuckDB would round to the digits that are left after those before the point.
+        form = common_decimal([left.form, right.form])
+        left, right = as_decimal(left, form), as_decimal(right, form)
     subquery = f"(SELECT {ordered(right)} FROM {source})"
     return value(f"({ordered(left)} {operator} {word} {subquery})", type_oids.BOOL)
 

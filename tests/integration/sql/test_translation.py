@@ -34,6 +34,15 @@ PARAMETERS: list[tuple[str, tuple[str | None, ...], tuple[Any, ...]]] = [
         (date(2001, 1, 1),),
     ),
 ]
+# Together more digits than a DECIMAL of DuckDB has.
+_WHOLE = "SELECT c.n::numeric(38,0) FROM calm c"
+DIGITS = [
+    f"SELECT id FROM calm WHERE n IN ({_WHOLE}) ORDER BY id",
+    f"SELECT id, n > ALL ({_WHOLE} WHERE c.id = calm.id) FROM calm ORDER BY id",
+    f"SELECT id, n < ANY ({_WHOLE} WHERE c.id = calm.id) FROM calm ORDER BY id",
+    f"SELECT id FROM calm WHERE n NOT IN ({_WHOLE} WHERE c.n IS NOT NULL) ORDER BY id",
+    "SELECT id, n::numeric(38,0) = ANY (SELECT m FROM other) FROM calm ORDER BY id",
+]
 LEAST_INTEGERS = "SELECT right(tx, -2147483648), left(tx, -2147483648) FROM calm ORDER BY id"
 _ZEROS = "(SELECT -f * 0 AS x, id FROM calm WHERE id < 4) s"
 NEGATIVE_ZEROS = [
@@ -60,6 +69,13 @@ def test_parameters_have_the_same_effect(
 ) -> None:
     expected, found = pair.expected(sql, texts), pair.answered(sql, values)
     assert expected.rows
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+@pytest.mark.parametrize("sql", DIGITS)
+def test_numerics_of_many_digits_are_not_rounded_to_be_compared(pair: SqlPair, sql: str) -> None:
+    expected, found = pair.expected(sql), pair.answered(sql)
     assert not found.refused, found.refused
     assert same(expected, found, ordered=True), difference(sql, expected, found)
 
