@@ -277,6 +277,22 @@ def test_a_replay_says_up_to_which_position_it_came(made: Maker) -> None:
         assert "20 changes replayed, up to 0/C8+9, where --to ends" in said
 
 
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [("3", "2"), ("0/12C", "0/C8"), ("2026-11-20T12:00Z", "2026-11-20T11:59Z")],
+)
+def test_a_replay_from_behind_its_end_is_refused(made: Maker, begin: str, end: str) -> None:
+    code, said, found = replayed(made, "--from", begin, "--to", end)
+    assert (code, found) == (1, [])
+    assert f"--to {end} comes before --from {begin}" in said
+
+
+def test_a_replay_from_behind_the_archive_does_not_claim_its_end(made: Maker) -> None:
+    code, said, found = replayed(made, "--from", "99")
+    assert (code != 0, found) == (True, [])
+    assert "the end of the archive" not in said
+
+
 def test_garbage_collection_beside_a_replay_fails_it(
     made: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from headrace.archive.payloads import Payloads, Replayed
 from headrace.archive.reader import ReadingStart, WalFile
 from headrace.archive.segment import RowSelection
 from headrace.cli.archive.read import TableName, check_tables, place
+from headrace.errors import SettingError
 from headrace.lsn import ORIGIN, Position
 
 _ID_MAX = 1 << 62
@@ -48,6 +49,13 @@ class ReplayRun:
 
     def __init__(self, chosen: ReplayRange) -> None:
         self._begin, self._end = place(chosen.begin), place(chosen.end)
+        for kind in self._begin.keys() & self._end.keys():
+            # Both are of one type, as the kind is the same.
+            if self._end[kind] < self._begin[kind]:  # type: ignore[operator]
+                raise SettingError(
+                    f"--to {chosen.end} comes before --from {chosen.begin}",
+                    remedy="Name an end that is after the start.",
+                )
         self._reader = WalReader(
             chosen.url, WalReaderOptions(tables=chosen.tables, raise_at_gap=not chosen.past_gaps)
         )
@@ -58,6 +66,7 @@ class ReplayRun:
         self._file_id = 0
         self._read = ORIGIN
         self._at_end_asked = False
+        self._at_end = False
         # The tables whose rows were read.
         self._tables: set[TableName] = set()
         # The number of changes in the target, and the last one's position.
@@ -94,6 +103,7 @@ class ReplayRun:
                 f"ended at file {self._file_id}",
                 remedy="Run `headrace archive verify`, and run the replay again.",
             )
+        self._at_end = True
         check_tables(self._reader, self._tables)
         self._stored = max(self._stored, self._read)
 
@@ -106,7 +116,7 @@ class ReplayRun:
             said += f", up to {self._stored}"
         if self._at_end_asked:
             return f"{said}, where --to ends"
-        if self._file_id >= self._last_id:
+        if self._at_end:
             return f"{said}, the end of the archive"
         return f"{said}, not to the end"
 
