@@ -22,11 +22,13 @@ def script(path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by its name.
+    # Dataclasses look their module up by its name, and a script finds what lies beside it.
     sys.modules[spec.name] = module
+    sys.path.insert(0, str((ROOT / path).parent))
     try:
         spec.loader.exec_module(module)
     finally:
+        sys.path.pop(0)
         del sys.modules[spec.name]
     return module
 
