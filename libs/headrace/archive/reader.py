@@ -85,6 +85,8 @@ class ReadingStart:
             and info.after is not None
             and (self.from_lsn is not None or self.after is not None)
         ):
+            # Exact where the file says it: an LSN between two files would otherwise look like a
+            # loss.
             asked = self.after or Position((self.from_lsn or 0) - 1, 1 << 62)
             if asked < info.after:
                 return begins
@@ -165,6 +167,7 @@ class ArchiveReading:
         self, start: ReadingStart, trail: ReadFiles, *, wait: bool
     ) -> Steps[Opened | None]:
         """The first file of a reading, as `next_file`."""
+        # A reader that named a place has to hear that it is gone.
         attempts = read_protocol.FIND_ATTEMPTS if start.is_anywhere else 1
         while True:
             attempts -= 1
@@ -183,6 +186,7 @@ class ArchiveReading:
         # that the archive reaches so far.
         if opened is None and trail.before is None:
             opened = yield from read_protocol.begin_at_end(file_id, self.options, self.seen)
+        # Only then wait: a number beyond the end that nothing proves would be waited for forever.
         if opened is None and wait:
             opened = yield from read_protocol.await_file(file_id, self.options, self.seen)
         if opened is not None:
@@ -204,6 +208,7 @@ class ArchiveReading:
 
     def fetch(self, opened: Opened, chosen: RowSelection) -> Steps[Content | None]:
         """Read the needed part of a file; None if no row of it is wanted."""
+        # The metadata says enough: nothing is fetched for a file without the wanted tables.
         if not read_protocol.interesting(opened.info, chosen):
             self.metrics.files_skipped += 1
             return None
@@ -223,8 +228,11 @@ class ArchiveReading:
         columns: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         rows = RowsCheck(opened.info)
+        # Order can be checked only with both columns.
         seen = columns is None or {"commit_lsn", "ordinal"} <= set(columns)
+        # Errors of decoding don't know the file's number.
         with naming(opened.info.id):
+            # The checksum is that of the whole file.
             if self.options.verify and read.whole:
                 segment.verify(read.data, opened.info)
             # Only some row groups were fetched; each of them has a checksum.
@@ -379,6 +387,7 @@ class WalReader(ReaderBase):
         opened = self.run(self.reading.first_file(start, trail, wait=wait))
         while opened is not None:
             yield WalFile(self, opened)
+            # After the caller has taken the rows: a file that nobody reads on is not opened.
             opened = self.run(self.reading.next_file(opened.info.next_id, trail, wait=wait))
 
     def follow(

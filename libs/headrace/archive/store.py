@@ -128,6 +128,8 @@ class Store:
             except FAILURES as error:
                 if isinstance(error, _ABSENT) or not isinstance(request, Get | ByteRange):
                     raise
+                # The store refuses the range. Its size tells whether the object is too short, or it
+                # is another error.
                 return _too_short(
                     request, self._metadata(obstore.head(self._store, request.name)), error
                 )
@@ -159,6 +161,7 @@ class Store:
                     # A folder is listed in no order: its first object is known only when all are.
                     if limit is not None and len(found) >= limit and self._folder is None:
                         break
+                # A folder returns names in any order.
                 return sorted(found, key=lambda item: item.location)[:limit]
         return None
 
@@ -199,6 +202,7 @@ class Store:
             self._link_new(self._folder / name, data)
             return
         with self._errors(Head(name)):
+            # In one request: the condition applies to the moment at which the object appears.
             obstore.put(self._store, name, data, mode="create", use_multipart=False)
 
     def prepare(self) -> None:
@@ -249,8 +253,11 @@ class Store:
             with draft.open("xb") as file:
                 file.write(data)
                 file.flush()
+                # Before the link: a name that survives a power failure must not show an empty file.
                 os.fsync(file.fileno())
+            # A link fails if the name exists; a rename would replace the file.
             os.link(draft, path)
+            # The name itself is part of the folder, and lost without this.
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)

@@ -137,14 +137,13 @@ async def connect(
 
 
 def _noted(row: asyncpg.Record) -> Noted:
-    since = None if row["since_position"] is None else (row["since_position"], row["since_ordinal"])
-    return Noted(
-        tuple(row["key"]),
-        None if row["binary_columns"] is None else tuple(row["binary_columns"]),
-        row["relation_id"],
-        None if since is None else Position(*since),
-        row["files"],
-    )
+    since = None
+    if row["since_position"] is not None:
+        since = Position(row["since_position"], row["since_ordinal"])
+    binary = row["binary_columns"]
+    if binary is not None:
+        binary = tuple(binary)
+    return Noted(tuple(row["key"]), binary, row["relation_id"], since, row["files"])
 
 
 class Destination:
@@ -326,9 +325,10 @@ class Destination:
             sources = await self._connection.fetch(
                 f"SELECT source FROM {self._table.beside(STATE)}"
             )
-            statements = self._table.upgrade(
-                quote_literal(sources[0]["source"]) if len(sources) == 1 else None
-            )
+            source = None
+            if len(sources) == 1:
+                source = quote_literal(sources[0]["source"])
+            statements = self._table.upgrade(source)
         else:
             statements = self._table.adopt()
         await self._connection.execute(statements, timeout=_UPGRADE_TIMEOUT_S)

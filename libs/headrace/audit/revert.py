@@ -206,9 +206,9 @@ def _is(column: SourceColumn, text: str | None, value: Any, exact: str | None) -
     if column.kind is ValueForm.BINARY:
         return text == _hex(value)
     if column.kind is ValueForm.DOCUMENT:
-        return bool(
-            text == value if column.as_text else _document(text) == _document(json_text(value))
-        )
+        if column.as_text:
+            return bool(text == value)
+        return bool(_document(text) == _document(json_text(value)))
     told = (column.listed if isinstance(value, list) else column.told)(text.encode())
     # As the audit-writer converts a row of it.
     shown = parsed(row_json({"told": getattr(told, "native", told)}).decode())["told"]

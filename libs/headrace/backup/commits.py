@@ -97,7 +97,11 @@ class CommitScan:
         return found
 
     def _header(self, lsn: int) -> int:
-        return _PAGE_HEADER if lsn // PAGE * PAGE % self._segment_size else _SEGMENT_HEADER
+        # The first page of a segment has a longer header than the others.
+        page = lsn // PAGE * PAGE
+        if page % self._segment_size == 0:
+            return _SEGMENT_HEADER
+        return _PAGE_HEADER
 
     def _scan(self, stream: bytes, places: list[tuple[int, int]]) -> tuple[list[CommitRecord], int]:
         offsets = [offset for offset, _ in places]

@@ -87,8 +87,10 @@ def _backups(
     chains: dict[str, list[BackupRecord]] = {}
     root_of: dict[str, str] = {}
     for record in records:
-        # Records are in order of time, so the chain of the parent is known.
-        root = record.label if record.parent is None else root_of.get(record.parent, record.parent)
+        root = record.label
+        if record.parent is not None:
+            # Records are in order of time, so the chain of the parent is known.
+            root = root_of.get(record.parent, record.parent)
         root_of[record.label] = root
         chains.setdefault(root, []).append(record)
     gone: list[BackupRecord] = []

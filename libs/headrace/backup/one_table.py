@@ -137,7 +137,10 @@ def _rename(session: psycopg.Connection, schema: str, former: str, name: str, oi
 
 def _renamed(old: str, former: str, name: str) -> str:
     """`orders_pkey` becomes `orders_restored_pkey`; a name without the table's gets it in front."""
-    new = name + old.removeprefix(former) if old.startswith(former) else f"{name}_{old}"
+    if old.startswith(former):
+        new = name + old.removeprefix(former)
+    else:
+        new = f"{name}_{old}"
     if len(new.encode()) > _NAME_BYTES_MAX:
         raise RestoreError(
             f"the name {new} is too long for PostgreSQL",

@@ -57,17 +57,14 @@ class RelationShape:
         selection = selection or Selection()
         # Hidden columns keep their places: a row has a value for each column of the relation.
         hidden = selection.hidden_columns(relation.schema, relation.name)
-        columns = tuple(
-            (
-                column.name,
-                None
-                if column.name in hidden
-                else converter(column.type_oid, options, facts.types.get),
-            )
-            for column in relation.columns
-        )
+        columns: list[tuple[str, Converter | None]] = []
+        for column in relation.columns:
+            convert = None
+            if column.name not in hidden:
+                convert = converter(column.type_oid, options, facts.types.get)
+            columns.append((column.name, convert))
         wanted = selection.wants(relation.schema, relation.name)
-        return cls(relation, facts, columns, excluded=not wanted)
+        return cls(relation, facts, tuple(columns), excluded=not wanted)
 
     @property
     def shown(self) -> tuple[str, ...]:

@@ -119,11 +119,10 @@ def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: by
         if depth < 2 or len(path) != depth or closed >= depth:
             raise DecodeError(f"an array literal has unbalanced braces at byte {at}")
         quoted = token["quoted"]
-        path[-1].append(
-            _plain(token["plain"], element)
-            if quoted is None
-            else element(_ESCAPE.sub(rb"\1", quoted))
-        )
+        if quoted is None:
+            path[-1].append(_plain(token["plain"], element))
+        else:
+            path[-1].append(element(_ESCAPE.sub(rb"\1", quoted)))
         del path[depth - closed :]
         at = token.end()
         more = bool(token["mark"])

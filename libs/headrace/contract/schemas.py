@@ -69,6 +69,15 @@ class ColumnShape:
     fill: Fill | None = field(default=None, compare=False)
     base_type: str | None = field(default=None, compare=False)
 
+    def with_catalog_of(self, known: ColumnShape) -> ColumnShape:
+        """This column with earlier facts that only the catalog has."""
+        return replace(
+            self,
+            is_nullable=known.is_nullable,
+            column_default=known.column_default,
+            number=known.number,
+        )
+
     def encode(self) -> dict[str, Any]:
         kept = {name: getattr(self, name) for name in self.__slots__ if name != "fill"}
         # Versions that don't know it can read the rest.
@@ -107,15 +116,7 @@ class TableShape:
         """
         before = {column.name: column for column in known.columns}
         columns = tuple(
-            replace(
-                column,
-                is_nullable=was.is_nullable,
-                column_default=was.column_default,
-                number=was.number,
-            )
-            if (was := before.get(column.name))
-            else column
-            for column in self.columns
+            column.with_catalog_of(before.get(column.name, column)) for column in self.columns
         )
         # A key with a column that this shape lacks says nothing about its rows.
         if {column.name for column in columns}.issuperset(known.primary_key):

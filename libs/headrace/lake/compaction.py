@@ -94,6 +94,7 @@ class _Candidate:
 def plan(files: TableFiles, limits: CompactionLimits) -> list[Rewrite]:
     """The rewrites that a table is worth now, as many as one cut may take."""
     candidates = [_candidate(files, live) for live in _ordered(files)]
+    # Two reasons for a rewrite: many small files, or many deleted rows in a large one.
     small = _small(candidates, limits)
     chosen = [
         each
@@ -116,21 +117,28 @@ def plan(files: TableFiles, limits: CompactionLimits) -> list[Rewrite]:
 
 
 def _ordered(files: TableFiles) -> list[LiveFile]:
+    # Neighbours in time are joined, so that the statistics of columns that grow, such as times,
+    # stay selective.
     return sorted(files.data.values(), key=lambda live: (live.file_sequence, live.file.file_path))
 
 
 def _candidate(files: TableFiles, live: LiveFile) -> _Candidate:
     path = live.file.file_path
     own = files.deletes.get(path)
-    deletes = [] if own is None else [own.file.file_path]
-    share = 0.0 if own is None else min(1.0, own.file.record_count / live.file.record_count)
+    deletes = []
+    share = 0.0
+    if own is not None:
+        deletes = [own.file.file_path]
+        share = min(1.0, own.file.record_count / live.file.record_count)
     size = live.file.file_size_in_bytes
     living = int(size * (1 - share))
+    # Shared delete files are read for every input, because any of them may name it.
     return _Candidate(RewriteInput(path, (*deletes, *files.shared_deletes)), size, living, share)
 
 
 def _small(candidates: Sequence[_Candidate], limits: CompactionLimits) -> set[str]:
     """The files of the largest tier with enough of them, and of all tiers below."""
+    # Two of a larger size would not fit into one file of the target size.
     small = [each for each in candidates if each.living < limits.target_bytes // 2]
     tiers: dict[int, int] = {}
     for each in small:
@@ -139,6 +147,7 @@ def _small(candidates: Sequence[_Candidate], limits: CompactionLimits) -> set[st
     full = [tier for tier, count in tiers.items() if count >= limits.files_min]
     if not full:
         return set()
+    # Smaller tiers go along: their files would soon be joined into this one anyway.
     return {each.input.location for each in small if _tier(each, limits) <= max(full)}
 
 
@@ -238,6 +247,7 @@ def compact_files(
     written: list[DataFile] = []
     writer: RowsWriter | None = None
     for rows in data_files.gathered(_living(files, schema, inputs)):
+        # Created with the first row: files whose rows are all deleted produce none.
         writer = writer or RowsWriter(files, folder, schema)
         writer.write(rows)
         if writer.size >= target_bytes:

@@ -71,12 +71,12 @@ class RowsWriter:
 
     def write(self, rows: pa.Table) -> None:
         """Add rows, whose columns have the schema's names; absent ones are null."""
-        columns = [
-            rows.column(field.name).cast(field.type)
-            if field.name in rows.column_names
-            else pa.nulls(rows.num_rows, field.type)
-            for field in self._wanted
-        ]
+        columns = []
+        for field in self._wanted:
+            if field.name in rows.column_names:
+                columns.append(rows.column(field.name).cast(field.type))
+            else:
+                columns.append(pa.nulls(rows.num_rows, field.type))
         table = pa.Table.from_arrays(columns, schema=self._wanted)
         self._writer.write_table(table, row_group_size=GROUP_ROWS)
 

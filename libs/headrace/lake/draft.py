@@ -47,6 +47,8 @@ class ColumnCache:
             table = read()
             self._tables[place] = table
             self._bytes += table.nbytes
+        # Before the loop: the table that is asked for is the last to be dropped, however large it
+        # is.
         self._tables.move_to_end(place)
         while self._bytes > self._bytes_max and len(self._tables) > 1:
             _, dropped = self._tables.popitem(last=False)
@@ -152,6 +154,7 @@ class TableDraft:
     def continued(cls, files: LakeFiles, state: DraftState, cache: ColumnCache) -> TableDraft:
         """A draft that begins where another one is."""
         draft = cls(files, state.folder, state.files, cache, state.schema)
+        # Not in `_deleted`, which `changes` returns: the draft that it continues has them already.
         draft._deleted_before = state.deleted
         return draft
 
@@ -159,6 +162,7 @@ class TableDraft:
         """The draft as it is now."""
         self.write_waiting()
         known = self._table.data
+        # Files of the draft are in no snapshot yet, so they have no sequence number.
         data = {path: known.get(path) or LiveFile(file, 0, 0, 0) for path, file in self.files}
         files = TableFiles(data, self._table.deletes, self._table.shared_deletes)
         return DraftState(self._folder, self.schema, files, self._concatenated())
@@ -174,10 +178,13 @@ class TableDraft:
         removed: set[str] = set()
         for part in parts:
             removed |= part.removed
+        # Before anything is added: a part that truncates removes what the draft had, and never what
+        # another part adds.
         self.remove_files(sorted(removed))
         for part in parts:
             self.add_files(part.added)
             for path, positions in part.deleted.items():
+                # The file is gone with all of its rows.
                 if path not in removed:
                     self._deleted.setdefault(path, []).append(positions)
 
@@ -201,6 +208,7 @@ class TableDraft:
 
     def truncate(self) -> None:
         """All rows go."""
+        # Files of the draft itself are forgotten: no snapshot knows them.
         self._removed.update(self._table.data)
         self._added.clear()
         self._deleted.clear()
@@ -213,6 +221,8 @@ class TableDraft:
     def remove_files(self, paths: Sequence[str]) -> None:
         """Files go; what they contained is in others."""
         for path in paths:
+            # A file of the draft itself was never in a snapshot, so there is nothing to remove from
+            # one.
             if self._added.pop(path, None) is None:
                 self._removed.add(path)
             self._deleted.pop(path, None)
@@ -221,15 +231,18 @@ class TableDraft:
         """New rows come."""
         if rows.num_rows:
             self._waiting.append(_Waiting(rows, np.ones(rows.num_rows, np.bool_)))
+        # The limit of memory; a file is written early, and the next cut shows it with the others.
         if sum(waiting.rows.nbytes for waiting in self._waiting) > WAITING_BYTES_MAX:
             self.write_waiting()
 
     def find(self, needles: Needles, key: KeyColumns, counts: Ints | None = None) -> Found:
         """The places of the rows with these keys; with counts, as many rows of each key."""
         found = Found()
+        # Shared by all places: each row that is found leaves one less to find in the next.
         left = None if counts is None else counts.copy()
         for number, waiting in enumerate(self._waiting):
             codes = needles.codes_of(key.of(partial(self._waiting_column, waiting.rows)))
+            # A deleted row must not be found again: its key may have a new row elsewhere.
             codes[~waiting.lives] = -1
             rows = _taken(codes, left)
             if len(rows):
@@ -259,6 +272,7 @@ class TableDraft:
             part = columns.slice(start, count)
             found.append(needles.codes_of(key.of(partial(_column_by_id, part, count))))
         codes = np.concatenate(found) if found else _NONE
+        # Delete files are read only for files with a candidate; most have none.
         if (codes >= 0).any():
             codes[self.deleted(path)] = -1
         rows = _taken(codes, left)
@@ -275,11 +289,14 @@ class TableDraft:
 
     def deleted(self, path: str) -> Ints:
         """The positions of a data file's deleted rows."""
+        # Read once in a table's life with this writer: later deletions are known from its own
+        # drafts.
         if path not in self._known_deleted:
             self._known_deleted[path] = self._read_deleted(path)
         return np.concatenate([self._known_deleted[path], *self._deleted.get(path, [])])
 
     def _read_deleted(self, path: str) -> Ints:
+        # Another writer's delete files name several data files each, so all are read together.
         if self._shared is None:
             self._shared = {}
             for location in self._table.shared_deletes:
@@ -320,6 +337,7 @@ class TableDraft:
         kept = {
             path: positions
             for path, positions in self._known_deleted.items()
+            # Files that the snapshot has removed are not asked for again.
             if path in table.files.data
         }
         metadata = table.metadata
@@ -336,6 +354,7 @@ class TableDraft:
     def _living(self) -> Iterator[pa.Table]:
         """The waiting rows that still exist, each of which stops waiting."""
         while self._waiting:
+            # One at a time: its memory is free before the next one is filtered.
             waiting = self._waiting.pop(0)
             if waiting.lives.all():
                 yield waiting.rows
@@ -348,6 +367,8 @@ class TableDraft:
         changes = FileChanges(list(self._added.values()), set(self._removed))
         for path in self._deleted:
             # No position is in it twice: deleted rows are not found again.
+            # Iceberg requires positions in ascending order. The new file replaces the former one,
+            # so it has the old positions, too.
             positions = np.sort(self.deleted(path))
             self._known_deleted[path] = positions
             if path in self._added and len(positions) == self._added[path].record_count:
@@ -368,6 +389,8 @@ def _taken(codes: Ints, left: Ints | None) -> Ints:
     """Rows with wanted keys; where rows are counted, not more than are left."""
     if left is None:
         return np.flatnonzero(codes >= 0)
+    # Equal rows of a table without a key can't be distinguished: any of them may go, but not more
+    # than the source has deleted.
     rows = locate.rows_of(codes, len(left), counts=left)
     np.subtract.at(left, codes[rows], 1)
     return rows

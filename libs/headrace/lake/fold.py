@@ -72,6 +72,7 @@ def fold(batch: pa.Table, key: Sequence[str]) -> NetChanges:
     columns.
     """
     operations = batch.column("operation").cast(pa.string())
+    # Only the last one counts: what came before it is gone with everything else.
     truncates = np.flatnonzero(_equal(operations, _TRUNCATE))
     truncated = len(truncates) > 0
     if truncated:
@@ -114,6 +115,7 @@ class Moves:
 def moves_of(batch: pa.Table, key: Sequence[str]) -> Moves:
     """The updates in a batch that changed the key."""
     updates = _equal(batch.column("operation").cast(pa.string()), _UPDATE)
+    # Most updates have no row from before: only those are looked at one by one.
     with_before = updates & batch.column("before").is_valid().to_numpy()
     moved = []
     old_keys = []
@@ -124,6 +126,7 @@ def moves_of(batch: pa.Table, key: Sequence[str]) -> Moves:
         if old != str(batch.column("key")[place].as_py()) and len(old) > 2:
             moved.append(place)
             old_keys.append(old)
+            # More than the key is there only with REPLICA IDENTITY FULL.
             whole_rows |= len(before) > len(key)
     return Moves(np.array(moved, np.int64), old_keys, whole_rows)
 
@@ -147,12 +150,15 @@ class _Keyed:
         old_keys = moves.old_keys
         size = batch.num_rows
         # The change of each step.
+        # A changed key stands twice: its first step ends the old row, its second puts the new one.
         self._change = np.insert(np.arange(size), moved, moved)
         self._ends = self._is_delete[self._change]
+        # Each earlier move has shifted the later ones by one place.
         ends_of_moves = moved + np.arange(len(moved))
         self._ends[ends_of_moves] = True
         # Whether a step shows that the key's row did not exist before it.
         self._creates = self._is_insert[self._change]
+        # PostgreSQL's unique index proves it: an update to a key succeeds only if no row has it.
         self._creates[ends_of_moves + 1] = True
         keys = whole(batch.column("key"))
         place = self._change.copy()
@@ -165,10 +171,12 @@ class _Keyed:
                 "a change lacks its row's key",
                 remedy="Give the table a primary key or REPLICA IDENTITY FULL, and copy it again.",
             )
+        # Keys as numbers: the rest is array operations, without a Python object per change.
         encoded = every.dictionary_encode()
         self._codes: Ints = encoded.indices.to_numpy().astype(np.int64)
         self._texts = encoded.dictionary
         # Of each key, in order.
+        # Stable, because within a key the order of commits has to remain.
         self._order = np.argsort(self._codes, kind="stable")
         self._rank = np.empty_like(self._order)
         self._rank[self._order] = np.arange(len(self._order))
@@ -181,8 +189,11 @@ class _Keyed:
         # Of equal keys, the assignment that comes last stays.
         first[self._codes[::-1]] = steps[::-1]
         last[self._codes] = steps
+        # A key whose first step creates its row has none in the lake, and needs no search.
         located = np.flatnonzero(~self._creates[first])
+        # A row that came and went within the batch is never written.
         final = last[~self._ends[last]]
+        # New rows in commit order, as they would be without folding.
         final.sort()
         changes = self._change[final]
         rows = whole(self._batch.column("after"))
@@ -191,6 +202,7 @@ class _Keyed:
             rows=taken(rows, changes),
             exact=_exact(taken(self._batch.column("exact"), changes), "after"),
         )
+        # Only updates of rows with TOASTed values have any, so most batches end here.
         if self._unchanged.null_count < len(self._unchanged):
             self._complete(net, final, {int(code): at for at, code in enumerate(located)})
         return net
@@ -209,6 +221,7 @@ class _Keyed:
             texts[row] = _object({**members(texts[row]), **found})
             exact[row] = {**(exact[row] or {}), **known} or None
             if left := missing - found.keys():
+                # The key that the row had in the lake, which may not be its present one.
                 net.borrowed.append(Borrowed(row, tuple(sorted(left)), keys[source]))
         if changed:
             net.rows = pa.array(texts, pa.string())
@@ -241,6 +254,7 @@ class _Keyed:
             return
         exact = _sides(self._batch.column("exact")[change].as_py()).get(side, {})
         for name, value in members(text).items():
+            # The search goes backwards, so the value found first is the newest one.
             if name in missing and name not in found:
                 found[name] = value
                 if name in exact:
@@ -264,9 +278,11 @@ def _fold_rows(batch: pa.Table, operations: Column) -> NetChanges:
             numbers[gone] = numbers.get(gone, 0) - 1
         if after is not None:
             come_row = after
+            kept = None
             if before is not None:
+                # `after` lacks values that did not change; the whole row before has them.
                 come_row = _object({**members(before), **members(after)})
-            kept = {**sides.get("before", {}), **sides.get("after", {})} if before else None
+                kept = {**sides.get("before", {}), **sides.get("after", {})}
             come = (come_row, _dumped(_of_row(sides, kept)))
             numbers[come] = numbers.get(come, 0) + 1
     return _net_rows(numbers)
@@ -290,7 +306,9 @@ def _net_rows(numbers: Mapping[tuple[str, str], int]) -> NetChanges:
 
 
 def _dumped(exact: Exact | None) -> str:
-    return orjson.dumps(exact, option=orjson.OPT_SORT_KEYS).decode() if exact else ""
+    if not exact:
+        return ""
+    return orjson.dumps(exact, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def _sides(text: str | None) -> dict[str, Exact]:

@@ -39,15 +39,17 @@ def without_snapshots(metadata: TableMetadata, dropped: Collection[int]) -> Tabl
     gone = frozenset(dropped)
     if not gone:
         return metadata
-    kept = [each for each in metadata.snapshots if each.snapshot_id not in gone]
+    kept = []
+    for each in metadata.snapshots:
+        if each.snapshot_id in gone:
+            continue
+        if each.parent_snapshot_id in gone:
+            kept.append(each.model_copy(update={"parent_snapshot_id": None}))
+        else:
+            kept.append(each)
     return _copy(
         metadata,
-        snapshots=[
-            each.model_copy(update={"parent_snapshot_id": None})
-            if each.parent_snapshot_id in gone
-            else each
-            for each in kept
-        ],
+        snapshots=kept,
         snapshot_log=[each for each in metadata.snapshot_log if each.snapshot_id not in gone],
         statistics=[each for each in metadata.statistics if each.snapshot_id not in gone],
         partition_statistics=[

@@ -128,6 +128,7 @@ def _read(io: LakeIO, manifest: ManifestFile, files: TableFiles) -> None:
     for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
         live = LiveFile(
             entry.data_file,
+            # Entries may leave their numbers to the manifest, from which readers inherit them.
             entry.snapshot_id or manifest.added_snapshot_id or 0,
             entry.sequence_number or 0,
             entry.file_sequence_number or entry.sequence_number or 0,
@@ -139,6 +140,7 @@ def _read(io: LakeIO, manifest: ManifestFile, files: TableFiles) -> None:
                 paths.add(path)
             case DataFileContent.POSITION_DELETES:
                 target = _deleted_from(entry.data_file)
+                # A second delete file of the same data file is another writer's: both count.
                 if target is None or target in files.deletes:
                     files.shared_deletes[path] = live
                 else:
@@ -157,6 +159,7 @@ def _deleted_from(file: DataFile) -> str | None:
     """The only data file whose positions a delete file contains; None if there may be several."""
     lower = (file.lower_bounds or {}).get(FILE_PATH_ID)
     upper = (file.upper_bounds or {}).get(FILE_PATH_ID)
+    # Bounds are all that a reader knows of the paths inside without opening the file.
     if lower is None or lower != upper:
         return None
     return lower.decode()
@@ -173,12 +176,14 @@ def next_snapshot(
     """Write the metadata of a table with changed files; current once the catalog points to it."""
     metadata = table.metadata
     if changed := tuple(updates):
+        # First, so that the snapshot refers to the new schema.
         metadata = update_table_metadata(metadata, changed)
     snapshot_id = metadata.new_snapshot_id()
     sequence = metadata.next_sequence_number()
     writing = _Writing(io, metadata, snapshot_id, sequence)
     files = writing.files(table.files, changes)
     parent = metadata.current_snapshot_id
+    # A random part in the name: an attempt that was given up may have written the same snapshot's.
     manifest_list = f"{metadata.location}/metadata/snap-{snapshot_id}-{uuid.uuid4()}.avro"
     with write_manifest_list(
         2, io.new_output(manifest_list), snapshot_id, parent, sequence, "deflate"
@@ -209,6 +214,7 @@ def expire(io: LakeIO, table: TableSnapshot, dropped: Iterable[int]) -> TableSna
 
 def write_metadata(io: LakeIO, metadata: TableMetadata) -> str:
     """Write a table's metadata to a new location, which is returned."""
+    # Engines without a catalog expect the number in front; the random part makes it unique.
     number = metadata.next_sequence_number() - 1
     location = f"{metadata.location}/metadata/{number:05d}-{uuid.uuid4()}.metadata.json"
     ToOutputFile.table_metadata(metadata, io.new_output(location))
@@ -302,7 +308,9 @@ class _Writing:
         deletes = {path: live for path, live in before.deletes.items() if path not in removed}
         gone = [live for path, live in before.deletes.items() if path in removed]
         gone += [live for path, live in deletes.items() if path in changes.deletes]
+        # After `gone` was taken: the replaced delete files have to be listed as deleted.
         deletes |= {path: self._new(file) for path, file in changes.deletes.items()}
+        # They may concern any data file, so they stay until the last one is gone.
         shared = dict(before.shared_deletes) if data else {}
         gone += [live for path, live in before.shared_deletes.items() if path not in shared]
         after = TableFiles(data, deletes, shared)
@@ -316,6 +324,7 @@ class _Writing:
     def _data_manifests(self, before: TableFiles, changes: FileChanges) -> Iterator[Manifest]:
         kept = []
         rewritten = []
+        # A large one is not merged again and again: each merge writes all of its entries.
         small = [each for each in before.manifests if len(each.paths) <= MERGED_FILES_MAX]
         merged = set()
         if len(small) >= MANIFESTS_MAX:
@@ -330,6 +339,7 @@ class _Writing:
                 kept.append(each)
         yield from kept
         paths = frozenset().union(*(each.paths for each in rewritten))
+        # One manifest for everything that changes in this snapshot.
         new = [self._added(file) for file in changes.added]
         old = [self._existing(before.data[path]) for path in sorted(paths - changes.removed)]
         gone = [self._deleted(before.data[path]) for path in sorted(paths & changes.removed)]
@@ -341,10 +351,13 @@ class _Writing:
     def _write_deletes(self, after: TableFiles, gone: list[LiveFile]) -> None:
         """All delete files in one manifest: one per data file, and each change replaces some."""
         every = [*after.deletes.values(), *after.shared_deletes.values()]
-        entries = [
-            self._added(live.file) if live.snapshot_id == self.snapshot_id else self._existing(live)
-            for live in every
-        ] + [self._deleted(live) for live in gone]
+        entries = []
+        for live in every:
+            if live.snapshot_id == self.snapshot_id:
+                entries.append(self._added(live.file))
+            else:
+                entries.append(self._existing(live))
+        entries += [self._deleted(live) for live in gone]
         if entries:
             self.delete_manifests.append(self._write(_DeleteManifestWriter, entries))
 
@@ -368,6 +381,7 @@ class _Writing:
         return ManifestEntry.from_args(
             status=ManifestEntryStatus.ADDED,
             snapshot_id=self.snapshot_id,
+            # Readers inherit it from the manifest, as Iceberg's specification asks for added files.
             sequence_number=None,
             file_sequence_number=None,
             data_file=file,

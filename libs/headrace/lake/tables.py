@@ -57,6 +57,7 @@ class LakeTable:
     @property
     def unique_key(self) -> tuple[str, ...]:
         """The key's columns; none if the key is the whole row, which needs not be unique."""
+        # With REPLICA IDENTITY FULL, "the key" is every column, and equal rows may exist.
         if {info.name for info in self.infos} <= set(self.key):
             return ()
         return self.key
@@ -77,6 +78,7 @@ class LakeTable:
             )
             for column in self.columns
         ]
+        # Iceberg numbers a map's keys and values, too; `last_id` counts them.
         texts = MapType(self.exact_id + 1, StringType(), self.exact_id + 2, StringType())
         return Schema(
             *fields,
@@ -124,6 +126,7 @@ def table_properties(table: LakeTable, slot: str) -> dict[str, str]:
 
 def described_table(name: TableName, properties: Mapping[str, str], slot: str) -> LakeTable | None:
     """The table that a metadata's properties describe; None if another program made it."""
+    # Several suites may share a catalog, and each writes its own tables only.
     if properties.get(SOURCE_PROPERTY) != slot:
         return None
     return LakeTable.decode(name, orjson.loads(properties[TABLE_PROPERTY]))
@@ -164,10 +167,13 @@ def evolve(table: LakeTable, info: TableInfo) -> Evolution:
         before = _counterpart(table, column)
         if before is None:
             taken = column.name in {known.info.name for known in table.columns}
+            # Without values in existing rows it is NULL there, which the lake shows without a
+            # rewrite.
             if column.filled or taken:
                 return Evolution(table, f"its new column {column.name} may have values")
             columns.append(LakeColumn(column, last_id + 1))
             last_id += _IDS_PER_COLUMN
+        # Values of the former type are in the files, and a USING clause may have computed others.
         elif _type(before.info) != _type(column):
             return Evolution(table, f"its column {column.name} has another type")
         else:
@@ -186,7 +192,11 @@ def copied(
     last_id = table.last_id
     numbered = []
     for column in columns:
-        before = _counterpart(table, column) if relation_id == table.relation_id else None
+        before = None
+        # Numbers of columns count within one relation.
+        if relation_id == table.relation_id:
+            before = _counterpart(table, column)
+        # An ID is never reused: old snapshots read their files by it.
         if before is None or _type(before.info) != _type(column):
             numbered.append(LakeColumn(column, last_id + 1))
             last_id += _IDS_PER_COLUMN
@@ -205,6 +215,7 @@ def copied(
 def _counterpart(table: LakeTable, column: ColumnInfo) -> LakeColumn | None:
     """The column as the lake has it: by its number in the catalog, else by its name."""
     for known in table.columns:
+        # A number survives a rename; archives of older versions have none.
         if column.number and known.info.number:
             if column.number == known.info.number:
                 return known

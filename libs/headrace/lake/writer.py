@@ -145,6 +145,7 @@ class LakeWriter:
 
     def copy_all(self, reason: str) -> None:
         """Every table has to be copied again."""
+        # The tables stay in the cuts as they are until their copies replace them, at one LSN.
         self.to_copy.update(dict.fromkeys(self._followed, reason))
 
     @property
@@ -200,12 +201,15 @@ class LakeWriter:
         """Where to write the copy's files, and their schema."""
         followed = self._followed.get(table.name)
         if followed is None:
+            # A name that the next cut drops is free already: the drop and the new table move in the
+            # same transaction of the catalog.
             if table.name in self._catalog.tables().keys() - self._dropped.keys():
                 raise UnownedTableError(
                     f"the lake has a table {table.name} that this suite did not make",
                     remedy="Rename or drop it, or use another lake for this suite.",
                 )
             return self._folder(table.name), table.schema(0)
+        # A second copy goes to the same folder: readers of older cuts still need the files there.
         return followed.snapshot.metadata.location, self._next_schema(followed.snapshot, table)
 
     def adopt(self, table: LakeTable, folder: str, files: Sequence[DataFile]) -> None:
@@ -215,6 +219,7 @@ class LakeWriter:
             followed = self._create(table, folder)
         else:
             self._reshape(followed, table)
+        # In one step with the new files: no cut can show the table without rows, or with both.
         followed.draft.truncate()
         followed.draft.add_files(files)
         self.to_copy.pop(table.name, None)
@@ -249,6 +254,7 @@ class LakeWriter:
         followed = self._followed[name]
         self.drop(name)
         followed.table = replace(followed.table, name=new_name)
+        # The pointer belongs to the old name, which `drop` has noted. The new name has none yet.
         followed.pointer = None
         self._followed[new_name] = followed
         self.to_copy.pop(new_name, None)
@@ -262,6 +268,8 @@ class LakeWriter:
             followed = self._followed.get(name)
             if followed is None or name in self.to_copy:
                 continue
+            # The copy contains everything before its LSN; applying that again would insert rows
+            # twice.
             batch = since(run, followed.table.from_lsn)
             if not batch.num_rows:
                 continue
@@ -270,12 +278,14 @@ class LakeWriter:
                 raise LakeError(f"archive file {info.id} does not describe {name}")
             evolution = evolve(followed.table, shape)
             if evolution.copy is not None:
+                # The table's changes are skipped from here on: the copy will contain them.
                 self.to_copy[name] = evolution.copy
                 continue
             if evolution.table != followed.table:
                 self._reshape(followed, evolution.table)
             try:
                 apply(followed.draft, followed.table, batch)
+            # The lake and the source differ. A new copy mends it; going on would hide it.
             except LakeRowMissingError as error:
                 self.to_copy[name] = str(error)
 
@@ -290,9 +300,13 @@ class LakeWriter:
             if shapes is None:
                 break
             different = [name for name in shapes if shapes[name] != self._followed[name].table]
+            # The batch ends before a file that shows another shape: a job reads all of its files
+            # with one.
             if different and files:
                 break
             for name in different:
+                # Only the batch's first file gets here: nothing is planned with the shape from
+                # before.
                 self._reshape(self._followed[name], shapes[name])
             for name in shapes:
                 changed.setdefault(name, []).append(info.id)
@@ -317,12 +331,14 @@ class LakeWriter:
                 return None
             if followed is None or name in self.to_copy:
                 continue
+            # All of it is in the copy.
             if info.last.lsn < followed.table.from_lsn:
                 continue
             evolution = evolve(followed.table, shape)
             # Rows from before the copy may have had another shape.
             early = info.first.lsn < followed.table.from_lsn
             same = evolution.table == followed.table
+            # A second entry for the table is a change of its shape within the file.
             if name in shapes or evolution.copy is not None or (early and not same):
                 return None
             shapes[name] = evolution.table
@@ -358,6 +374,7 @@ class LakeWriter:
         schema = table.schema(current.schema_id)
         if schema == current:
             return current
+        # Never the number of an earlier schema: old snapshots refer to theirs by number.
         highest = max(known.schema_id for known in snapshot.metadata.schemas)
         return table.schema(highest + 1)
 
@@ -366,6 +383,7 @@ class LakeWriter:
     def cut(self, lsn: int, ordinal: int, archive_file: int, commit_us: int | None) -> Cut:
         """Make a cut of all tables at an LSN; raises if another writer was first."""
         number = 1 if self.last_cut is None else self.last_cut.number + 1
+        # It tells this commit from another writer's with the same number, if the answer is lost.
         attempt = _new_id()
         properties = {
             "headrace.cut": str(number),
@@ -375,6 +393,8 @@ class LakeWriter:
             "headrace.timeline": str(self._source.timeline),
         }
         failpoint("lake.before_write")
+        # Files first, pointers last (ADR 0032): a crash before the commit leaves files that no
+        # reader finds.
         written = {
             name: self._write(followed, properties)
             for name, followed in self._followed.items()
@@ -408,6 +428,7 @@ class LakeWriter:
         failpoint("lake.after_commit")
         for name, followed in list(self._followed.items()):
             followed.pointer = followed.snapshot.location
+            # Only now: if the commit fails, the drafts still contain the changes.
             if name in written:
                 self._follow(followed.table, written[name])
                 self._followed[name].draft = followed.draft.next(written[name])
@@ -431,6 +452,8 @@ class LakeWriter:
             if not self._made(cut):
                 raise
         except LakeError as error:
+            # The answer may have been lost after the commit. The attempt in the row decides, and
+            # only a commit that isn't there is an error.
             if not error.retry or not self._made(cut):
                 raise
 
@@ -456,6 +479,7 @@ class LakeWriter:
         schema = followed.draft.schema
         if schema.schema_id != metadata.current_schema_id:
             yield AddSchemaUpdate(schema=schema)
+            # -1 is the schema that was added last.
             yield SetCurrentSchemaUpdate.model_validate({"schema-id": -1})
         if not followed.described:
             yield SetPropertiesUpdate(updates=self._described(followed.table))
@@ -466,6 +490,7 @@ class LakeWriter:
 
 def _quoted(name: str) -> str:
     """A name as a part of a location."""
+    # Two names may become one here; the random ID behind it keeps their folders apart.
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in name)
 
 

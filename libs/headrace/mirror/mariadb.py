@@ -85,6 +85,8 @@ class MariadbTarget(ThreadedTarget):
             with session.locked():
                 if self._has_opened:
                     self._check(session)
+                # Committed before the journal is touched: a process that was replaced fails at its
+                # next check.
                 session.keep({WRITER: self._writer})
                 session.commit()
                 self._has_opened = True
@@ -134,6 +136,7 @@ class MariadbTarget(ThreadedTarget):
                 session.commit()
                 return
             with session.locked():
+                # The marks are in the journal: whoever completes it stores them with its last step.
                 journal.seal(marks)
                 refused = journal.execute()
         # The marks in memory are not the stored ones any more; an error makes the mirror load them.
@@ -170,6 +173,7 @@ class MariadbReading:
                 # From here on, nobody can change the table's shape under this reader.
                 self._session.ask(f"SELECT 1 FROM {table_name(table)} LIMIT 0")
             marks = self._session.marks()
+            # DDL commits at once, so other sessions see the steps of a journal one by one.
             if not Journal.is_open(marks):
                 return _of_mirror(marks)
             # Its tables are between two moments.

@@ -100,6 +100,7 @@ _ESCAPES = str.maketrans(
 
 def _binary(value: str | bytes) -> str:
     assert isinstance(value, bytes)
+    # A hexadecimal literal: bytes in a string would be read in the session's character set.
     return f"X'{value.hex()}'"
 
 
@@ -184,6 +185,7 @@ class Statements:
         self, table: Table, rows: Sequence[Mapping[str, Any]]
     ) -> Iterator[RowStatement]:
         makers = self._literals(table)
+        # Rows by their key only: the rest of a marked row may differ.
         names = ", ".join(map(quoted, table.key))
         head = f"DELETE FROM {table_name(table)} WHERE {quoted(table.rules.soft_delete)}"
         for part in _together(
@@ -240,6 +242,7 @@ class Statements:
                 f"{shown} has a name of more than {_NAME_CHARACTERS} characters",
                 remedy="Rename the table, or leave it out of `tables`.",
             )
+        # The server compares names of columns without case, whatever the collation.
         folded = [column.name.lower() for column in table.columns]
         if len(set(folded)) != len(folded):
             raise target.TargetError(
@@ -251,9 +254,11 @@ class Statements:
         """The column's definition."""
         in_key = column.name in primary_key(table)
         kind = column.sql_type
+        # A key can't contain a column without a length.
         if in_key and column.native in {Native.TEXT, Native.BYTES}:
             kind = self._key_type(table, column)
         if column.native is Native.UUID:
+            # One byte for each character: an index of UUIDs is a quarter as large.
             kind += " CHARACTER SET ascii COLLATE ascii_bin"
         elif column.native is Native.TEXT:
             kind += f" CHARACTER SET utf8mb4 COLLATE {self.collation}"
@@ -266,6 +271,7 @@ class Statements:
         key = primary_key(table)
         columns = [one for one in self.types.columns(table) if one.name in key]
         long = [one for one in columns if one.native in {Native.TEXT, Native.BYTES}]
+        # The other columns take less than assumed here; the limit holds in any case.
         each = (_KEY_BYTES - _FIXED_KEY_BYTES * (len(columns) - len(long))) // len(long)
         if column.native is Native.BYTES:
             return f"VARBINARY({each})"
@@ -286,6 +292,7 @@ class Statements:
         """One statement for all changes; the comment shows that it was executed."""
         self.check(step.after)
         before = {one.name: one for one in self.types.columns(step.before)}
+        # One statement for all of it: each ALTER TABLE commits and may copy the table.
         old_names = {step.renamed.get(one.name, one.name) for one in step.after.columns}
         clauses = [
             f"DROP INDEX {quoted(name)}"
@@ -313,6 +320,7 @@ class Statements:
             for index in indexes(step.after)
             if index not in indexes(step.before)
         ]
+        # In the same statement, so that it is there exactly if the change is (ADR 0040).
         clauses.append(f"COMMENT = {literal(comment)}")
         return f"ALTER TABLE {table_name(step.after)} {', '.join(clauses)}"
 

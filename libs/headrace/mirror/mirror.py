@@ -114,6 +114,7 @@ class Mirror:
             except (HeadraceError, NatsError, OSError) as error:
                 self._mend(BaseExceptionGroup("", [error]))
             if not stopping.is_set():
+                # It had worked: this failure is the first of its kind.
                 if time.monotonic() - began > LIVED_S:
                     backoff.reset()
                 await wait_for(stopping, backoff.pause_s())
@@ -155,6 +156,8 @@ class Mirror:
             every_table=not self._tables,
             scope=self._scope,
         )
+        # One group: if the follower or a bootstrap fails, the others end before the target is
+        # opened again.
         async with (
             self._hold.served(self._client, self.book.identity),
             asyncio.TaskGroup() as tasks,
@@ -162,6 +165,7 @@ class Mirror:
             others = [tasks.create_task(self._bootstraps(tasks), name="bootstraps")]
             if not self._tables:
                 others.append(tasks.create_task(self._discover(), name="discover"))
+            # It returns only at a stop; everything else is an error.
             await follower.run(stopping)
             for task in (*others, *self._running.values()):
                 task.cancel()
@@ -170,8 +174,11 @@ class Mirror:
         """Act on what the last run found: repairs, unknown tables and, the first time, a position
         in the stream.
         """
+        # The stream has lost events that the tables need, or nothing was ever read. Every table is
+        # copied, and the copies need only what follows.
         if self._fell_behind or not self.book.lanes:
             self.book.begin_at(await self._last_seq())
+        # Noted in the target, so that a crash before the copy doesn't forget it.
         for schema, name in self._broken:
             self.book.want(schema, name, "a row was missing")
         for schema, name in self._tables or await self._found(self._is_wanted):
@@ -238,6 +245,7 @@ class Mirror:
     async def _take_up(self, found: Sequence[TableName]) -> None:
         async with self.book.held():
             for schema, name in found:
+                # The follower may have met it in the stream while the list was read.
                 if table_token(schema, name) not in self.book.tables:
                     self.book.want(schema, name, "published")
             await self.book.commit()
@@ -252,6 +260,7 @@ class Mirror:
                 token: task for token, task in self._running.items() if not task.done()
             }
             for token, state in self.book.tables.items():
+                # A table in LOADING was interrupted: its copy continues.
                 if state.phase in {Phase.WANTED, Phase.LOADING} and token not in self._running:
                     work = self._bootstrap(token, room)
                     self._running[token] = tasks.create_task(work, name=f"bootstrap-{token}")
@@ -267,6 +276,7 @@ class Mirror:
                 progress.rows = rows
                 progress.rows_estimated = rows_estimated
                 is_loading = self.book.tables[token].phase is Phase.LOADING
+                # The first report after an interruption may be lower than what was loaded before.
                 if is_loading and rows >= progress.rows_loaded:
                     self.stats.count("mirror_rows", rows - progress.rows_loaded)
                 # Another run copies at the source.
@@ -305,6 +315,7 @@ class Mirror:
         else:
             self.stats.set("mirror_standing_seconds", 0.0)
         if self.book.lanes and self._client.is_connected:
+            # Only a figure: the follower reports a stream that does not answer.
             with contextlib.suppress(NatsError, OSError):
                 found = await behind(
                     self._client.jetstream(), self._streams.cdc, self.book.seen_seq

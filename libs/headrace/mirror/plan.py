@@ -125,9 +125,9 @@ def _is_newly_known(before: Column, after: Column | None) -> bool:
 def _filled(column: Column, change: Mapping[str, Any]) -> Filled:
     text = str(change["filled_text"])
     # A document's native form may lose information, as in a row.
-    return Filled(
-        ExactText(text) if kind_of(column.data_type) is ValueKind.JSON else change["filled"], text
-    )
+    if kind_of(column.data_type) is ValueKind.JSON:
+        return Filled(ExactText(text), text)
+    return Filled(change["filled"], text)
 
 
 def _renames(

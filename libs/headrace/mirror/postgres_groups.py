@@ -219,11 +219,13 @@ def _array(texts: Sequence[str | None]) -> str:
         # Looking at all of them is faster than escaping each, of which few need it.
         if "\\" not in inside and inside.count('"') == 2 * (len(texts) - 1):
             return '{"' + inside + '"}'
-    parts = [
-        "NULL" if text is None else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-        for text in texts
-    ]
-    return "{" + ",".join(parts) + "}"
+    return "{" + ",".join(map(_element, texts)) + "}"
+
+
+def _element(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 async def write_orders(

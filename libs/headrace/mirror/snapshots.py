@@ -86,6 +86,7 @@ class Snapshots:
         meanwhile.
         """
         request = _Request(token, progress)
+        # Subscribed before the request, or a quick answer would be missed.
         async with self._heard(request) as inbox:
             # Both before the request: what is in the streams by then is older than the snapshot.
             note = await self._last_seq(self._stream)
@@ -130,11 +131,13 @@ class Snapshots:
             (meta_subject(request.token), snapshot_error_subject(request.token)), first
         )
         while True:
+            # News may be lost with a connection; the stream is read now and then in any case.
             await request.news_within(LOOK_S)
             heed_cancellation()
             for subject in places:
                 async for sequence, body in self._messages(subject, places[subject]):
                     places[subject] = sequence + 1
+                    # Snapshots of other requests end on these subjects, too.
                     if body.get("snapshot_id") == request.snapshot_id and "error" in body:
                         raise SnapshotError(
                             f"the snapshot failed: {str(body['error']).rstrip('.')}"
@@ -159,6 +162,7 @@ class Snapshots:
         """One chunk as the contract defines it."""
         subject = chunk_subject(snapshot.token, snapshot.snapshot_id, number)
         try:
+            # Any replica may answer: a chunk never changes once it is stored.
             message = await self._js.get_last_msg(self._init, subject, direct=True)
         except NotFoundError as error:
             raise SnapshotError(
@@ -172,6 +176,8 @@ class Snapshots:
         """
         if snapshot.note is not None:
             return snapshot.note
+        # Without a note from before the request, only the stream's beginning can prove that nothing
+        # is missing.
         first = int((await self._js.stream_info(self._stream)).state.first_seq)
         if first <= 1:
             return 0
@@ -182,6 +188,7 @@ class Snapshots:
                     self._dictionaries, message.data or b"", message.subject or "", first
                 )
             )[0]
+            # The stream begins before the snapshot, so it has everything after it.
             if event.source == snapshot.source and event.position.lsn < snapshot.lsn:
                 return first - 1
         raise SnapshotError(
@@ -229,6 +236,7 @@ class _Request:
     async def until_answered(self) -> None:
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                # Progress of another request for the table wakes it up as well.
                 while not self.status:
                     await self.news_within(ANSWER_TIMEOUT_S)
         except TimeoutError as error:

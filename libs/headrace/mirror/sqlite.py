@@ -91,6 +91,7 @@ class SqliteTarget(ThreadedTarget):
         self,
         table: Table | None = None,  # noqa: ARG002  # the port's
     ) -> AsyncIterator[SqliteReading]:
+        # A connection of its own: in WAL mode it sees its moment while the writer goes on.
         reading = await asyncio.to_thread(SqliteReading, self._path)
         try:
             yield reading
@@ -136,6 +137,8 @@ class SqliteTarget(ThreadedTarget):
         if self._connection is None:
             # Another task lost it, and could not open it again.
             raise target.TargetAwayError("the mirror's SQLite file is not open")
+        # The first write after a commit takes the lock, and finds out whether another mirror has
+        # come.
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
             self._check(self._connection)
@@ -157,6 +160,7 @@ class SqliteTarget(ThreadedTarget):
             connection = self._begun()
             removed = [(key,) for key, value in marks.items() if value is None]
             kept = [(key, value) for key, value in marks.items() if value is not None]
+            # In the transaction of the rows: that makes the mirror exactly-once.
             connection.executemany(f"DELETE FROM {MARKS} WHERE key = ?", removed)
             connection.executemany(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)", kept)
             connection.execute("COMMIT")
@@ -236,6 +240,8 @@ class _Writer:
         called = _plain_name(table.place)
         if _folded(called) == MARKS or _folded(called).startswith(f"{MARKS}_new."):
             raise NameTakenError(f"{called} is reserved for the mirror's state in a SQLite file")
+        # The stored marks, and not those in memory: other tables of this transaction are in them
+        # already.
         for state in tables_of(dict(self._run(f"SELECT key, value FROM {MARKS}"))).values():
             other = _plain_name(state.place)
             if (
@@ -278,6 +284,7 @@ class _Writer:
         renamed = step.renamed
         name = table_name(after)
         self._drop_indexes(before)
+        # Before columns are added: a new column may have the name that a renamed one had.
         for new, old in renamed.items():
             self._run(f"ALTER TABLE {name} RENAME COLUMN {quote_name(old)} TO {quote_name(new)}")
         old_names = {old: new for new, old in renamed.items()}
@@ -288,6 +295,7 @@ class _Writer:
             if column.name in step.filled:
                 value = stored(column.data_type)(step.filled[column.name].value)
                 self._run(f"UPDATE {name} SET {quote_name(column.name)} = ?", [value])
+        # Last, since SQLite refuses to drop the only column.
         for lost in sorted(there - {column.name for column in after.columns}):
             self._run(f"ALTER TABLE {name} DROP COLUMN {quote_name(lost)}")
         self._index(after)
@@ -303,6 +311,7 @@ class _Writer:
         )
         columns = ", ".join(map(quote_name, names))
         sql = f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})"
+        # Someone's trigger may drop rows silently.
         if self._run_many(sql, values).rowcount != len(rows):
             raise target.RowMissingError(table, target.NOT_INSERTED)
 
@@ -321,14 +330,17 @@ class _Writer:
         if target.finds_one(table, where, named, rest):
             found = _tests(named)
         else:
+            # By the row's number, because UPDATE and DELETE have no LIMIT.
             chosen = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"
             found = f"{row_id} = ({chosen})"
         done = self._run(f"{head} WHERE {found}", [*values, *given])
+        # None or several: the mirror differs from the source.
         if done.rowcount != 1:
             raise target.RowMissingError(table, target.NOT_ONE)
 
 
 def _tests(values: Iterable[str]) -> str:
+    # IS, because NULL = NULL is not true.
     return " AND ".join(f"{quote_name(name)} IS ?" for name in values)
 
 

@@ -348,12 +348,14 @@ def _made(
 ) -> ReadableTarget:
     module, name = place
     try:
+        # Imported by name, because its driver may be missing in installations that don't use it.
         kind = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         extra = module.rpartition(".")[2]
         raise MissingPackageError(str(error.name).partition(".")[0], extra) from error
     try:
         made: ReadableTarget = kind(address, **(options or {}))
+    # The constructor's parameters are the list of options.
     except TypeError as error:
         given = ", ".join(sorted(options or {}))
         raise SettingError(

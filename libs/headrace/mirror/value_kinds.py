@@ -95,8 +95,13 @@ def kind_of(data_type: str) -> ValueKind:
         return ValueKind.FLOAT
     if base in {"json", "jsonb"}:
         return ValueKind.JSON
-    known = {"boolean": ValueKind.BOOL, "bytea": ValueKind.BYTES}.get(base)
-    return known or (ValueKind.TEXT if base.removesuffix("[]") in _PORTABLE else ValueKind.UNKNOWN)
+    if base == "boolean":
+        return ValueKind.BOOL
+    if base == "bytea":
+        return ValueKind.BYTES
+    if base.removesuffix("[]") in _PORTABLE:
+        return ValueKind.TEXT
+    return ValueKind.UNKNOWN
 
 
 def base_of(data_type: str) -> str:

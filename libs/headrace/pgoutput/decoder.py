@@ -226,7 +226,9 @@ def _read_delete(data: bytes) -> tuple[Delete, int]:
         raise _bad_row_kind(data, 5)
     row, at = _read_row(data, 6)
     (relation_id,) = _uint32(data, 1)
-    return Delete(relation_id, row, None) if kind == _KEY else Delete(relation_id, None, row), at
+    if kind == _KEY:
+        return Delete(relation_id, row, None), at
+    return Delete(relation_id, None, row), at
 
 
 def _bad_row_kind(data: bytes, at: int) -> DecodeError:

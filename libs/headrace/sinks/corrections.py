@@ -58,7 +58,9 @@ def _value(
         if isinstance(before, float):
             return float(text), None
     except (ValueError, KeyError) as error:
-        kind = "JSON" if is_exact or isinstance(before, dict | list) else type(before).__name__
+        kind = type(before).__name__
+        if is_exact or isinstance(before, dict | list):
+            kind = "JSON"
         # Without the value: errors are logged.
         raise CorrectionError(f"the value for {name!r} is not of its type ({kind})") from error
     if isinstance(before, bytes):

@@ -164,11 +164,13 @@ class FilesSink:
         store.prepare()
         self._store = store
         hinted = _hint_of(store)
+        # Without the hint, a start would list every file that was ever written.
         after = str(hinted.get("after", ""))
         names = [item.location for item in store.ask(Names(after))]
         files = sorted(name for name in names if _NAME.fullmatch(name))
         if not files and not after:
             return _marks_of(hinted.get("marks", {}))
+        # Names have a fixed width, so they sort like their numbers.
         last = files[-1] if files else after
         self._number = _number_of(last)
         self._hinted = _number_of(after)
@@ -183,6 +185,7 @@ class FilesSink:
             metadata = pq.ParquetFile(io.BytesIO(data)).metadata.metadata or {}
             found = metadata.get(_MARKS.encode())
         else:
+            # The marks are at the end: a start does not read whole files.
             tail: bytes = store.ask(Get(name, _TAIL_BYTES)).data
             size = int.from_bytes(tail[-4:], "little")
             found = tail[-4 - size : -4]
@@ -230,6 +233,8 @@ class FilesSink:
     def _commit(self, marks: Mapping[str, object]) -> None:
         assert self._store is not None, "opened before"
         if self._draft is not None:
+            # Taken first: after an error the session ends, and a new one must not write the draft's
+            # rest.
             draft = self._draft
             self._draft = None
             # One request for each file, which comes every few seconds; without it, a session would
@@ -240,6 +245,7 @@ class FilesSink:
             name = f"{self._number + 1:016d}.{draft.suffix}"
             data = draft.finished(orjson.dumps(marks))
             failpoint("files.before_create")
+            # The commit: it fails if another process has created this number.
             self._store.put_new(name, data)
             failpoint("files.created")
             self._number += 1
@@ -247,7 +253,9 @@ class FilesSink:
             self._hinted = self._number - 1
         else:
             self._hinted = self._number
+        # `~` sorts after every suffix: the listing begins with the next number.
         hint = {"after": f"{self._hinted:016d}.~", "marks": marks}
+        # Overwritten without a condition: an old hint only makes the next start list more.
         self._store.put(HINT, orjson.dumps(hint))
 
     async def close(self) -> None:

@@ -40,12 +40,12 @@ LAST_PART = (1 << _PART_BITS) - 1
 def index_name(destination: str) -> str:
     """The name under which readers find a destination: lower case, other bytes as `=c3`."""
     plain = destination.encode()
-    encoded = "".join(
-        chr(byte)
-        if _PLAIN_INDEX.match(bytes((byte,))) and (place or byte not in _FIRST)
-        else f"={byte:02x}"
-        for place, byte in enumerate(plain)
-    )
+    encoded = ""
+    for byte in plain:
+        if _PLAIN_INDEX.match(bytes((byte,))) and (encoded or byte not in _FIRST):
+            encoded += chr(byte)
+        else:
+            encoded += f"={byte:02x}"
     if len(encoded) <= INDEX_BYTES_MAX:
         return encoded
     return f"{encoded[:_KEPT_BYTES]}=h{hashlib.sha256(plain).hexdigest()}"
@@ -74,7 +74,9 @@ def document_id(record: Record) -> str:
         raise RefusedError(record, "its key has no value that distinguishes it from other rows")
     found = record.key.decode()
     if len(parts) == 1:
-        text = parts[0] if isinstance(parts[0], str) else orjson.dumps(parts[0]).decode()
+        text = parts[0]
+        if not isinstance(text, str):
+            text = orjson.dumps(text).decode()
         # A text that looks like another form of an ID, or is no ID, keeps the brackets.
         if text and not text.startswith(("[", _HASHED)):
             found = text

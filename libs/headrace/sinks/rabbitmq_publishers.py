@@ -84,6 +84,7 @@ class _Client(Client):
 
     async def close(self) -> None:
         """Close it."""
+        # The base class forgets it.
         connection = self._conn
         await super().close()
         if connection is not None:
@@ -119,6 +120,7 @@ class _Pool(ClientPool):
         try:
             await client.start()
             await client.authenticate(self.vhost, self.username, self.password)
+        # The pool doesn't know it yet, so nobody else would close it.
         except BaseException:
             await client.close()
             raise
@@ -179,6 +181,7 @@ class Publishers:
         frame: list[schema.Message] = []
         size = 0
         for record in records:
+            # The stream has it already, from a session that ended before its marks were stored.
             if record.id in publisher.left_over:
                 publisher.left_over.discard(record.id)
                 continue
@@ -196,6 +199,7 @@ class Publishers:
         numbers = {stream: one.number for stream, one in self._of_stream.items()}
         left_over = {stream: sorted(one.left_over) for stream, one in self._of_stream.items()}
         return {
+            # Streams that this session has not written to keep their numbers.
             "numbers": self.stored.numbers | numbers,
             "at_ms": int(time.time() * 1000),
             "left_over": {
@@ -205,6 +209,8 @@ class Publishers:
 
     async def cover_everything(self) -> None:
         """Take what is stored as covered: the marks go back, and every record is sent again."""
+        # The marks go back before what is stored: without this, the records sent again would be
+        # taken for repeats.
         for stream in self.stored.numbers:
             if stream not in self._of_stream:
                 await self._open_numbered(stream)
@@ -234,6 +240,7 @@ class Publishers:
         """Return the last message of a stream with marks: the one before a marker that is stored
         now, because a stream does not tell where it ends.
         """
+        # Random, because markers of earlier sessions are in the stream, too.
         marker = _MARKER + secrets.token_bytes(16)
         await self.append(stream, marker)
         last: list[bytes] = []
@@ -262,9 +269,12 @@ class Publishers:
 
     async def _open_numbered(self, stream: str) -> _Publisher:
         publisher = await self._open(stream, self._arguments, self._reference)
+        # The server's own count of this publisher, which a lost answer can't falsify.
         publisher.number = await publisher.client.query_publisher_sequence(stream, self._reference)
         covered = self.stored.numbers.get(stream, 0)
         publisher.left_over = set(self.stored.left_over.get(stream, ()))
+        # A session ended between its records and its marks. Their IDs tell which records not to
+        # repeat.
         if publisher.number > covered:
             publisher.left_over |= await self._ids(stream, covered, publisher.number)
         self._of_stream[stream] = publisher
@@ -284,6 +294,7 @@ class Publishers:
                 number = int(given[_NUMBER.encode()])
                 if number > after:
                     found[number] = given[_ID.encode()].decode()
+                # Numbers come in order, so all before it have been seen.
                 if number >= last:
                     done.set()
 
@@ -336,6 +347,7 @@ class Publishers:
         assert self._locator is not None, "connected"
         if not await self._locator.stream_exists(stream):
             await self._make(self._locator, stream, arguments)
+        # Only the leader accepts messages.
         leader, _ = await self._locator.query_leader_and_replicas(stream)
         client = await self._pool.get(
             addr=Addr(leader.host, leader.port),
@@ -345,6 +357,7 @@ class Publishers:
         )
         self._opened += 1
         publisher = _Publisher(client, self._opened)
+        # Before the publisher exists: its first confirmation must find the handler.
         client.add_handler(schema.PublishConfirm, self._on_confirm, name=stream)
         client.add_handler(schema.PublishError, self._on_error, name=stream)
         await client.declare_publisher(stream, reference, publisher.id)
@@ -356,6 +369,7 @@ class Publishers:
                 f"{self._address} has no stream {stream}",
                 remedy="Create it, or set `create = true`.",
             )
+        # Another sink may have created it in this moment.
         with contextlib.suppress(exceptions.StreamAlreadyExists):
             await locator.create_stream(stream, arguments)
 
@@ -364,11 +378,13 @@ class Publishers:
             raise ConnectionError(self._failure)
         if not frame:
             return
+        # Before sending: the confirmation may arrive while `send` still waits.
         publisher.unconfirmed.update(message.publishing_id for message in frame)
         await publisher.client.send_publish_frame(schema.Publish(publisher.id, frame))
 
     def _on_confirm(self, frame: schema.PublishConfirm) -> None:
         for publisher in self._of_stream.values():
+            # A connection to a server is shared by the streams that it leads.
             if publisher.id == frame.publisher_id:
                 publisher.unconfirmed.difference_update(frame.publishing_ids)
         self._news.set()

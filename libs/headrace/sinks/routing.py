@@ -33,7 +33,9 @@ class UnroutableError(HeadraceError):
 
     def __init__(self, event: Event, cause: Exception) -> None:
         # The text of an unknown error may contain the row's values.
-        reason = str(cause) if isinstance(cause, HeadraceError) else type(cause).__name__
+        reason = type(cause).__name__
+        if isinstance(cause, HeadraceError):
+            reason = str(cause)
         super().__init__(f"{event.payload.get('msg_id')} can't be routed: {reason}")
         self.event = event
         self.reason = reason

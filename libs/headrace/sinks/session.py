@@ -129,10 +129,10 @@ class SinkSession:
         seen_seq = max(self._seen, self.reader.settled_seq)
         # A message may contain events of later transactions too, so it is read again: reading
         # starts where the stream was seen, and the position says what is committed.
-        self.marks = {
-            lane: mark if "/" in lane else replace(mark, stream_seq=min(mark.stream_seq, seen_seq))
-            for lane, mark in self.marks.items()
-        }
+        for lane, mark in self.marks.items():
+            # A lane with a slash is that of a copy, whose mark counts chunks.
+            if "/" not in lane:
+                self.marks[lane] = replace(mark, stream_seq=min(mark.stream_seq, seen_seq))
         self.marks[SEEN] = Watermark(ORIGIN, seen_seq)
         failpoint("sink.before_commit")
         began = time.monotonic()

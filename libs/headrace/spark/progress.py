@@ -20,7 +20,11 @@ Tell = Callable[[int, int], None]
 @contextlib.contextmanager
 def watched(spark: Any, job: str, tell: Tell, *, remote: bool) -> Iterator[None]:
     """Report on the job that this thread runs in the block."""
-    with _listening(spark, tell) if remote else _looking(spark.sparkContext, job, tell):
+    if remote:
+        watching = _listening(spark, tell)
+    else:
+        watching = _looking(spark.sparkContext, job, tell)
+    with watching:
         yield
 
 

@@ -70,7 +70,9 @@ def _sum_to_bigint(call: AggregateCall) -> Expression:
 
 def _sum_of_bigints(call: AggregateCall) -> Expression:
     form = decimal_form(DIGITS_MAX, 0)
-    argument = f"CAST({call.argument.sql} AS HUGEINT)" if call.wide else call.argument.sql
+    argument = call.argument.sql
+    if call.wide:
+        argument = f"CAST({argument} AS HUGEINT)"
     return Expression(cast(call.sql("sum", argument), form), form)
 
 
@@ -79,7 +81,9 @@ def _sum_of_numerics(call: AggregateCall) -> Expression:
     if not argument.form.is_decimal:
         raise NotProvenEqualError(f"{call.signature} of numeric without precision")
     form = decimal_form(DIGITS_MAX, argument.form.scale, varies=argument.form.varies)
-    summand = f"CAST({argument.sql} AS {form.duckdb})" if call.wide else argument.sql
+    summand = argument.sql
+    if call.wide:
+        summand = f"CAST({summand} AS {form.duckdb})"
     total = cast(call.sql("sum", summand), form)
     if argument.scale is None:
         return Expression(total, form)

@@ -98,7 +98,10 @@ def _widened(call: Call) -> Expression:
 
 def _integer(argument: Expression) -> int | None:
     number = argument.constant
-    return number if isinstance(number, int) and not isinstance(number, bool) else None
+    # A boolean is an int in Python.
+    if isinstance(number, bool) or not isinstance(number, int):
+        return None
+    return number
 
 
 def _narrowed(call: Call) -> Expression:

@@ -63,9 +63,12 @@ def constant(type_oid: int, modifier: int, datum: bytes | None) -> Expression:
 
 def null(type_oid: int, modifier: int = -1) -> Expression:
     """A null of the type."""
-    form = decimal_form(1, 0) if type_oid == type_oids.NUMERIC else form_of(type_oid, modifier)
-    if type_oid == UNKNOWN_OID:
+    if type_oid == type_oids.NUMERIC:
+        form = decimal_form(1, 0)
+    elif type_oid == UNKNOWN_OID:
         form = Form(UNKNOWN_OID, "VARCHAR", Meaning.CHARACTERS)
+    else:
+        form = form_of(type_oid, modifier)
     return Expression(f"CAST(NULL AS {form.duckdb})", form, is_null=True)
 
 

@@ -272,7 +272,9 @@ def read_rows(
         start += count_
         if not len(positions):
             continue
-        rows = batch if len(positions) == count_ else batch.filter(pa.array(lives))
+        rows = batch
+        if len(positions) < count_:
+            rows = batch.filter(pa.array(lives))
         texts = None if exact is None else whole(rows.column(exact))
         found = reader.read(rows, texts, len(positions))
         yield found.append_column(POSITION, positions)

@@ -19,12 +19,18 @@ from headrace.sql.calls import (
     refuse_texts,
     template,
 )
-from headrace.sql.forms import Expression, form_of, value
+from headrace.sql.forms import Expression, Form, form_of, value
 
 DIVISION_BY_ZERO: Final = error_sql("22012", "division by zero")
 _FLOAT_OVERFLOW = error_sql("22003", "value out of range: overflow")
 _FLOAT_UNDERFLOW = error_sql("22003", "value out of range: underflow")
 _SIZES: Final = {"int2": 2, "int4": 4, "int8": 8}
+
+
+def _cast(number: Expression, form: Form) -> str:
+    if number.form.duckdb == form.duckdb:
+        return number.kept
+    return f"CAST({number.kept} AS {form.duckdb})"
 
 
 def _binary(operator: str) -> Handler:
@@ -33,10 +39,7 @@ def _binary(operator: str) -> Handler:
     def handle(call: Call) -> Expression:
         refuse_texts(call)
         form = form_of(call.result_oid)
-        left, right = (
-            arg.kept if arg.form.duckdb == form.duckdb else f"CAST({arg.kept} AS {form.duckdb})"
-            for arg in call.args
-        )
+        left, right = (_cast(arg, form) for arg in call.args)
         return Expression(f"({left} {operator} {right})", form, may_fail=True)
 
     return handle

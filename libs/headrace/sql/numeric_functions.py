@@ -201,7 +201,10 @@ def _to_float(call: Call) -> Expression:
     """By its text: DuckDB's own cast doesn't round large numbers to the nearest float."""
     form = form_of(call.result_oid)
     text = call.args[0].constant
-    shown = text_literal(text) if isinstance(text, str) else numeric_text(_first(call))
+    if isinstance(text, str):
+        shown = text_literal(text)
+    else:
+        shown = numeric_text(_first(call))
     return Expression(f"CAST({shown} AS {form.duckdb})", form)
 
 
@@ -220,7 +223,9 @@ def numeric_text(expression: Expression) -> str:
     if expression.scale is None:
         return text
     scale = expression.scale
-    point = f"(CASE WHEN {scale} = 0 THEN 1 ELSE 0 END)" if form.scale else "0"
+    point = "0"
+    if form.scale:
+        point = f"(CASE WHEN {scale} = 0 THEN 1 ELSE 0 END)"
     return f"left({text}, length({text}) - ({form.scale} - {scale}) - {point})"
 
 

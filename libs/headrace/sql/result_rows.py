@@ -60,12 +60,12 @@ class RowMessages:
     ) -> None:
         """`formats` has one for each column; `settings` are the session's that forms depend on."""
         session = {**DEFAULT_SETTINGS, **(settings or {})}
-        self._forms = [
-            binary_form(column.type_oid)
-            if form == BINARY_FORMAT
-            else text_form(column.type_oid, session)
-            for column, form in zip(columns, formats, strict=True)
-        ]
+        self._forms = []
+        for column, form in zip(columns, formats, strict=True):
+            if form == BINARY_FORMAT:
+                self._forms.append(binary_form(column.type_oid))
+            else:
+                self._forms.append(text_form(column.type_oid, session))
 
     def of(self, batch: pa.RecordBatch | pa.Table) -> bytes:
         """A DataRow for each row."""

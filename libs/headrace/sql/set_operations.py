@@ -94,7 +94,9 @@ def _converted(column: Expression, form: Form) -> Expression:
     source = column.form
     if form.type_oid == type_oids.NUMERIC:
         number = _numeric(source)
-        sql = column.sql if number is source else f"CAST({column.sql} AS {number.duckdb})"
+        sql = column.sql
+        if number is not source:
+            sql = f"CAST({sql} AS {number.duckdb})"
         return as_decimal(replace(column, sql=sql, form=number), form)
     if source.meaning is not form.meaning:
         raise NotProvenEqualError("a set operation of these types")

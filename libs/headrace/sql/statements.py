@@ -285,9 +285,12 @@ def _copy(piece: Piece) -> CopyOut | None:
     if piece.word(last + 1) != "TO" or not query:
         return None
     to_client = piece.word(last + 2) == "STDOUT"
-    options = piece.between(last + 3, len(piece.tokens) - 1) if _more(piece, last + 3) else b""
-    binary = b"BINARY " if place == 2 else b""
-    return CopyOut(query, start, to_client, binary + options)
+    options = b""
+    if place == 2:
+        options = b"BINARY "
+    if _more(piece, last + 3):
+        options += piece.between(last + 3, len(piece.tokens) - 1)
+    return CopyOut(query, start, to_client, options)
 
 
 def _table_query(piece: Piece, first: int, last: int) -> bytes:
@@ -317,7 +320,8 @@ def _explain(piece: Piece) -> Explain | None:
     options = b""
     if piece.word(1) == "(" and piece.word(2) not in ("SELECT", "WITH", "VALUES", "TABLE", "("):
         place = _closing(piece.tokens, 1) + 1
-        options = piece.between(1, place - 1) if place <= len(piece.tokens) else b""
+        if place <= len(piece.tokens):
+            options = piece.between(1, place - 1)
         words = [piece.word(each) for each in range(2, place)]
         analyze = any(word in ("ANALYZE", "ANALYSE") for word in words)
     else:
@@ -338,7 +342,9 @@ def _prepare(piece: Piece) -> Prepare | None:
     place = 2
     if piece.word(place) == "(":
         place = _closing(piece.tokens, place) + 1
-    query = _rest(piece, place + 1)[0] if _more(piece, place + 1) else b""
+    query = b""
+    if _more(piece, place + 1):
+        query = _rest(piece, place + 1)[0]
     return Prepare(identifier(piece, 1), query)
 
 

@@ -250,15 +250,16 @@ def _zoned_comparison(operator: str) -> Handler:
 
     def handle(call: Call) -> Expression:
         call.require_utc()
-        left, right = (
-            _local(arg.sql)
-            if arg.form.type_oid == type_oids.TIMESTAMPTZ
-            else f"CAST({arg.sql} AS TIMESTAMP)"
-            for arg in call.args
-        )
+        left, right = map(_as_timestamp, call.args)
         return value(f"({left} {operator} {right})", call.result_oid)
 
     return handle
+
+
+def _as_timestamp(moment: Expression) -> str:
+    if moment.form.type_oid == type_oids.TIMESTAMPTZ:
+        return _local(moment.sql)
+    return f"CAST({moment.sql} AS TIMESTAMP)"
 
 
 def _zoned_move(operator: str, *, reverse: bool = False) -> Handler:

@@ -112,9 +112,14 @@ def _tiles(call: WindowCall) -> Expression:
 
 def _shifted(function: str) -> WindowFunction:
     def handle(call: WindowCall) -> Expression:
-        distance = call.positive(1) if len(call.args) > 1 else 1
         argument = call.args[0]
-        default = call.args[2] if len(call.args) > 2 else null(argument.form.type_oid)
+        distance = 1
+        if len(call.args) > 1:
+            distance = call.positive(1)
+        if len(call.args) > 2:
+            default = call.args[2]
+        else:
+            default = null(argument.form.type_oid)
         if argument.form.is_decimal:
             form = common_decimal([argument.form] + ([] if default.is_null else [default.form]))
             argument, default = as_decimal(argument, form), as_decimal(default, form)

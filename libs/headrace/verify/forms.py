@@ -184,12 +184,16 @@ def _digits(text: str) -> str:
     return format(number, "f")
 
 
+def _boolean_element(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"t": True, "f": False}.get(value, value)
+    return value
+
+
 def _element(source: SqlType) -> Form | None:
     """An element that SQLite has as JSON, in a list, or the source as text."""
     if source.name == "boolean":
-        return lambda value: (
-            {"t": True, "f": False}.get(value, value) if isinstance(value, str) else value
-        )
+        return _boolean_element
     if source.name in _INTEGERS:
         return int
     return in_contract(source)

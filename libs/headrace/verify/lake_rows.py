@@ -77,10 +77,13 @@ class LakeRows:
         columns = [name for name in wanted if name is not None]
         start = 0
         for batch in file.iter_batches(READ_ROWS, columns=columns, use_threads=False):
-            lists = [
-                [None] * batch.num_rows if name is None else batch.column(name).to_pylist()
-                for name in wanted
-            ]
+            lists = []
+            for name in wanted:
+                # The file is older than the column.
+                if name is None:
+                    lists.append([None] * batch.num_rows)
+                else:
+                    lists.append(batch.column(name).to_pylist())
             gone = set(deleted[(deleted >= start) & (deleted < start + batch.num_rows)] - start)
             start += batch.num_rows
             yield [

@@ -123,6 +123,8 @@ class Access:
         except ValueError:
             return False
         known = any(at in network for network in self.proxies)
+        # Both: a program behind the proxy's address doesn't know the secret, and a leaked secret is
+        # of no use elsewhere.
         return known and hmac.compare_digest(secret.encode(), self.proxy_secret.encode())
 
     def by_proxy(self, user: str, groups: Sequence[str]) -> Caller | None:
@@ -132,6 +134,7 @@ class Access:
         fitting = [
             grant for grant in self.grants if user in grant.users or grant.groups & set(groups)
         ]
+        # A proxy that forgot to name a user must not be taken for someone.
         if not user or not fitting:
             return None
         return Caller(
@@ -218,6 +221,7 @@ def _grant(entry: Mapping[str, Any]) -> Grant:
             f"{', '.join(wrong)}",
             remedy=_REMEDY,
         )
+    # A token itself, written here by mistake, would be compared with hashes and never fit.
     if digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
         raise SettingError(
             f"HEADRACE_CONSOLE_ACCESS_FILE: token_sha256 of {name!r} is not a SHA-256 in hex",

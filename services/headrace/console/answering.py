@@ -31,12 +31,10 @@ def judged(status: Mapping[str, Any], interval_s: float) -> dict[str, Any]:
         # Its last answer may be older than the end of the slot's reader.
         slot = {**slot, "active": False} if slot else None
     late_s = max(REPORT_S_MIN, REPORTS * interval_s)
-    services = {
-        name: {**service, "state": "late"}
-        if service["state"] != "silent" and service.get("age_s", 0.0) > late_s
-        else service
-        for name, service in status["services"].items()
-    }
+    services = dict(status["services"])
+    for name, service in services.items():
+        if service["state"] != "silent" and service.get("age_s", 0.0) > late_s:
+            services[name] = {**service, "state": "late"}
     return {**status, "postgres": postgres, "slot": slot, "services": services}
 
 

@@ -66,7 +66,7 @@ class AuditAnswers:
         if isinstance(since, Position) or isinstance(until, Position):
             raise invalid("from and to are times here", "Write 2026-01-31T12:00:00Z.")
         search = Search(
-            table=None if table is None else _QUOTED.format(*map(_doubled, table)),
+            table=table and _QUOTED.format(*map(_doubled, table)),
             key=query.get("key") or None,
             operation=query.get("op") or None,
             since=since,

@@ -132,5 +132,9 @@ def _text(letter: DeadLetter) -> str:
 def _command(name: str, record_id: str, wanted: dict[str, str | None]) -> str:
     words = ["headrace", "dead-letters", "correct", name, record_id]
     for column, value in wanted.items():
-        words += ["--null", column] if value is None else ["--set", f"{column}={value}"]
+        # An empty text and NULL are different values.
+        if value is None:
+            words += ["--null", column]
+        else:
+            words += ["--set", f"{column}={value}"]
     return shlex.join(words)

@@ -93,6 +93,7 @@ class Operations:
                 "The publisher stops publishing; snapshots and schemas continue.",
                 "PostgreSQL's slot retains the log until you resume: watch the disk's space.",
             ]
+        # No error: a second pause replaces the reason, and the plan says so.
         if now.paused == paused:
             summary = f"It is {'paused' if paused else 'running'} already."
         act = "pause" if paused else "resume"
@@ -102,6 +103,8 @@ class Operations:
             summary,
             steps,
             f"headrace {act}",
+            # What the plan was made for: if it differs when the plan is confirmed, the plan is
+            # refused.
             [now.paused, now.at],
             do,
         )
@@ -120,11 +123,12 @@ class Operations:
             return str(found["snapshot_id"]), f"The request was {found['status']}."
 
         facts = {}
+        about = "a number of rows that is not known"
         if rows is not None:
             facts["rows"] = str(rows)
+            about = f"about {rows} rows"
         if size is not None:
             facts["bytes"] = str(size)
-        about = f"about {rows} rows" if rows is not None else "a number of rows that is not known"
         intent = Intent(
             "snapshot",
             token,
@@ -135,6 +139,7 @@ class Operations:
                 "Everyone who reads the table's snapshots gets this one.",
             ],
             _snapshot_command(token, wanted),
+            # A table whose columns have changed since the plan has other rows to copy.
             [token, version],
             do,
             facts,
@@ -143,11 +148,13 @@ class Operations:
 
     async def _asked(self, token: str, payload: bytes) -> dict[str, Any]:
         """The responder's answer to a request."""
+        # The answer may come from any instance, after the request has waited in its queue.
         client = self._reader.client
         inbox = client.new_inbox()
         came: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
         async def heard(message: Msg) -> None:
+            # The server itself answers, because nobody subscribes to the request's subject.
             if (message.headers or {}).get("Status"):
                 body: dict[str, Any] = {"status": "unanswered"}
             else:

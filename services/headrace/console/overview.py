@@ -21,6 +21,7 @@ def troubles(
     status: Mapping[str, Any] | None, stale: Sequence[Mapping[str, Any]]
 ) -> list[Document]:
     """The findings, the worst first."""
+    # Values that can't be read are findings, too: an old value that looks well proves nothing.
     found = [_stale_trouble(one) for one in stale]
     if status is None:
         return found
@@ -57,6 +58,7 @@ def troubles(
         found += _slot_troubles(status.get("slot"))
     found += [one for name, one in _service_troubles(status).items() if name]
     found += [_consumer_trouble(view) for view in status["consumers"] if view["lost"]]
+    # The sort is stable: among equally bad ones, a cause stays before its effects.
     return sorted(found, key=lambda one: -_RANK.index(one["state"]))
 
 
@@ -85,6 +87,7 @@ def _trouble(part: str, state: str, text: str, remedy: str, link: str | None) ->
 def _slot_troubles(slot: Mapping[str, Any] | None) -> list[Document]:
     if slot is None:
         return []
+    # A lost slot can't be read any more, so its other facts are of no use.
     kept = _size(int(slot["retained_bytes"]))
     if slot["wal_status"] == "lost":
         return [
@@ -107,6 +110,7 @@ def _slot_troubles(slot: Mapping[str, Any] | None) -> list[Document]:
                 "/system/services",
             )
         )
+    # Without a limit, the slot is never lost: the disk fills up instead.
     elif slot["alarm"] != "ok":
         found.append(
             _trouble(
@@ -258,6 +262,7 @@ def room(status: Mapping[str, Any] | None) -> Document | None:
     left = [one for one in left if one[0] <= _FORESEEN_S]
     if not left:
         return None
+    # The first one that loses something is the one to act on.
     seconds, who = min(left)
     return {"seconds": seconds, "consumer": who}
 

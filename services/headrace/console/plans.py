@@ -88,6 +88,7 @@ class Plans:
         until = time.time() + PLAN_S
         user = caller_of(request).user
         self._plans[name] = _Plan(user, intent.act, asked, intent.state, until)
+        # The oldest goes: a dictionary is in the order of insertion.
         while len(self._plans) > PLANS_MAX:
             del self._plans[next(iter(self._plans))]
         # The page shows the command, so that the act can be repeated in a script.
@@ -113,6 +114,7 @@ class Plans:
             # Shielded: the second client may leave while the first one still waits.
             return await asyncio.shield(known[1])
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        # Before the first await, so that a repeat that comes at once waits for this one.
         self._answers[place] = (asked, future)
         while len(self._answers) > KEYS_MAX:
             del self._answers[next(iter(self._answers))]
@@ -175,6 +177,7 @@ class Plans:
         plan = self._plans.pop(name, None)
         if plan is None or plan.user != user or time.time() > plan.expires:
             raise _stale("The plan is unknown, used, or too old.")
+        # The plan is used up even then: guessing its ID gives nobody a second try.
         if plan.asked != asked or plan.act != intent.act:
             raise _stale("The plan is for another request.")
         if plan.state != intent.state:
@@ -183,6 +186,7 @@ class Plans:
 
     def _check_pace(self) -> None:
         now = time.monotonic()
+        # Of all callers together: the limit protects the suite, and not one user.
         self._times = [at for at in self._times if now - at < 60]
         if len(self._times) >= ACTS_PER_MINUTE:
             raise ProblemError(429, "busy", "Too many acts within a minute.", "Wait a moment.")

@@ -197,15 +197,18 @@ class ConsoleParts:
 
     async def run(self) -> None:
         self._scope.refreshers.append(self._refresh)
+        # Before the bus: the page has to say that NATS is away, so it can't wait for it.
         self._scope.spawn("suite-view", self._suite.run(self._scope))
         self._scope.spawn("live-ring", self._ring.run(self._scope))
         await on_the_bus(self._scope, self._settings, self._work, self._extend)
 
     def _extend(self, app: web.Application) -> None:
+        # A live stream is never finished in the time that other requests have.
         app[ENDLESS_PATHS] = frozenset({ENDLESS})
         self._guard.add(app)
         endpoints.add_all(app, self.endpoints)
         app.router.add_get("/assets/{name}", assets.asset)
+        # Last, because it matches everything: a page's address is the browser's business.
         app.router.add_get("/{page:.*}", assets.document)
 
     async def _work(self, client: Client) -> None:

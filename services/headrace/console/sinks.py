@@ -74,6 +74,7 @@ class Sinks:
         parked = await operator.letters.names()
         items = []
         for name in self._names(file):
+            # Listed once for all sinks: each listing reads the keys of the whole bucket.
             count = sum(owner == name for owner, _ in parked)
             items.append(await self._line(operator, caller_of(request), file, name, count))
         configuration = {"file": self._settings.sinks.file, "problem": file.problem}
@@ -86,6 +87,7 @@ class Sinks:
         operator = await self.operator()
         parked = await operator.letters.names(name)
         letters = []
+        # Each is a request. The total is counted without reading them.
         for _, record_id in parked[:LETTERS_MAX]:
             try:
                 letter = await operator.letters.get(name, record_id)
@@ -142,6 +144,7 @@ class Sinks:
         """Let a sink forget its position."""
         body = await body_of(request, "to", *STEP)
         name, file = self.named(request)
+        # Before anything is asked of a server.
         if body.get("to") not in set(ResetTo):
             raise invalid("to is start, now or snapshot")
         to = ResetTo(body["to"])
@@ -176,6 +179,7 @@ class Sinks:
         name, _ = self.named(request)
         operator = await self.operator()
         parked = [one for _, one in await operator.letters.names(name)]
+        # The IDs are part of the plan: a record that is parked before the confirmation changes it.
         wanted = parked
         command = f"headrace dead-letters replay {name}"
         if "id" in body:
@@ -218,6 +222,7 @@ class Sinks:
             return SinkFile({}, describe(error))
 
     def _names(self, file: SinkFile) -> list[str]:
+        # Also those that the console's file lacks: it may be another machine's.
         running = (name.removeprefix(_PROCESS) for name in self._services() if _is_sink(name))
         return sorted({*file.sinks, *running})
 
@@ -237,6 +242,8 @@ class Sinks:
         figures = {} if service is None else service["figures"]
         instructions = await operator.instructions(name)
         read = await operator.read_up_to(name)
+        # The process reports its commits; without it, the durable consumer says what it
+        # acknowledged.
         sequence = figures.get("sink_stream_seq") or (read.acknowledged if read else None)
         sink = file.sinks.get(name)
         state, reasons = _state(service, instructions)

@@ -116,6 +116,7 @@ class SqlRuns:
     async def catalog(self, request: web.Request) -> web.Response:
         """The tables that a statement may name, with their columns."""
         caller = self._allowed(request)
+        # A server that accepts connections and says nothing would hold the page.
         async with asyncio.timeout(2 * CONNECT_S):
             try:
                 connection = await self._connected()
@@ -137,11 +138,13 @@ class SqlRuns:
             raise invalid("sql is missing, or too long", "Send one statement.")
         if not isinstance(cut, str) or len(cut) > 100:
             raise invalid("cut is not a text", "Send a cut's number, an LSN or a time.")
+        # Each holds a connection and a result in memory.
         if sum(one.state == "running" for one in self._runs.values()) >= RUNNING_MAX:
             raise ProblemError(
                 429, "busy", f"{RUNNING_MAX} statements are running.", "Wait, or cancel one."
             )
         run = SqlRun(caller.user, text, cut)
+        # Before the first await: a second request counts it.
         self._runs[run.id] = run
         try:
             # Without its text, which may contain values.
@@ -165,6 +168,7 @@ class SqlRuns:
         begin = 0
         if request.query.get("cursor", "").isdigit():
             begin = int(request.query["cursor"])
+        # Rows that came are final, so pages can be read while the statement runs.
         items = [[shown(value) for value in row] for row in run.rows[begin : begin + limit]]
         following = None
         if begin + limit < len(run.rows):
@@ -176,6 +180,7 @@ class SqlRuns:
         run = self.mine(request)
         if run.task is not None and not run.task.done():
             run.task.cancel()
+            # Until the server was asked to cancel it: the caller may start another one at once.
             await asyncio.wait([run.task])
         self._runs.pop(run.id, None)
         return web.Response(status=204)
@@ -204,6 +209,7 @@ class SqlRuns:
     def _forget(self) -> None:
         now = time.monotonic()
         done = [run for run in self._runs.values() if run.state != "running"]
+        # Newest first: the dictionary is in the order of their starts.
         for place, run in enumerate(reversed(done)):
             if place >= KEPT_MAX or now - run.began > KEPT_S:
                 del self._runs[run.id]
@@ -213,6 +219,8 @@ class SqlRuns:
             async with asyncio.timeout(RUN_S + CONNECT_S):
                 connection = await self._connected()
                 try:
+                    # On the very connection that runs the statement: grants may have changed since
+                    # the page was loaded.
                     check_grants(caller, self._redaction, await self._granted(connection))
                     await self._fetch(connection, run)
                 finally:
@@ -249,6 +257,7 @@ class SqlRuns:
         async for row in cursor.stream(run.text.encode(), size=1):
             if not run.columns:
                 run.columns = _columns(cursor)
+            # Checked row by row: the server may send a few very long ones.
             size += sum(len(value) for value in row if value is not None)
             if len(run.rows) >= ROWS_MAX or size > BYTES_MAX:
                 run.truncated = "rows" if len(run.rows) >= ROWS_MAX else "bytes"
@@ -272,6 +281,7 @@ class SqlRuns:
 
 def check_grants(caller: Caller, redaction: Redaction, granted: Sequence[Sequence[str]]) -> None:
     """Raise unless all that the server's user may read may be shown to the caller."""
+    # A view may read any table, so it needs the right to all of them.
     whole = "*" in caller.sql and not redaction.patterns
     for schema, table, kind, column, _ in granted:
         if not caller.may_query(schema, table):
@@ -279,6 +289,7 @@ def check_grants(caller: Caller, redaction: Redaction, granted: Sequence[Sequenc
                 f"The SQL server's user may read {schema}.{table}, and you may not.",
                 "Ask for the right `sql` to it, or for a user with fewer grants.",
             )
+        # Even a statement that does not name the column could compute with it.
         if column in redaction.columns(schema, table):
             raise _refused(
                 f"The SQL server's user may read {schema}.{table}.{column}, which is redacted.",

@@ -83,6 +83,7 @@ class Tables:
         current = await self._schema(token)
         seq = 0
         found: list[dict[str, Any]] = []
+        # By subject, so JetStream skips the messages in between: each request finds a schema event.
         while len(found) < VERSIONS_MAX:
             message = await self._reader.message(seq + 1, schema_subject(token))
             if message is None:
@@ -118,6 +119,7 @@ class Tables:
 
     def _head(self) -> dict[str, Any]:
         head = self._suite.head()
+        # The suite may have named a part already, with its own reason.
         stale = {one["part"] for one in head["stale"]}
         more = [
             one
@@ -150,6 +152,7 @@ class Tables:
         """When the table changed last, if the stream still has that."""
         js = self._reader.client.jetstream()
         latest: dict[str, Any] = {}
+        # Without `schema`: a change of the structure is no change of the rows.
         for operation in ("insert", "update", "delete", "truncate", "batch"):
             try:
                 message = await js.get_last_msg(
@@ -159,6 +162,7 @@ class Tables:
                 continue
             seq = int(message.seq or 0)
             events = await self._reader.decoded(message.data or b"", message.subject or "", seq)
+            # An array's last event is its latest: events in a message are in commit order.
             if events and seq > latest.get("seq", 0):
                 at = (events[-1].payload.get("tx") or {}).get("ts")
                 position = str(events[-1].position)

@@ -64,6 +64,7 @@ class Tracing:
     async def document(self, request: web.Request, characters_max: int | None) -> dict[str, Any]:
         """The change as this caller may see it, and its stations. Longer values are cut."""
         position = position_in(request.match_info["position"])
+        # A trace makes dozens of requests; a few at a time leave JetStream to others.
         async with self._reader.turns:
             event = await self._reader.at(position)
             stations = await self._stations(position, event)
@@ -116,6 +117,7 @@ class Tracing:
     ) -> Station:
         name = self._settings.streams.cdc
         if event is None:
+            # Not found has two reasons: it is not published yet, or the stream has discarded it.
             first, last = await self._reader.ends()
             if first is None or last is None or position > last:
                 return _station("stream", name, "no", "It is not in the stream yet.")
@@ -159,8 +161,10 @@ class Tracing:
             filters = config.filter_subjects or []
             if config.filter_subject:
                 filters = [config.filter_subject]
+            floor = info.ack_floor
             # Without acknowledgements, the server knows only about delivery.
-            floor = info.ack_floor if str(config.ack_policy) != "none" else info.delivered
+            if str(config.ack_policy) == "none":
+                floor = info.delivered
             done = floor is not None and int(floor.stream_seq) >= event.stream_seq
             reached = "yes" if done else "no"
             if filters and not any(_matches(one, _subject(event)) for one in filters):
@@ -217,7 +221,9 @@ class Tracing:
             # A part that isn't there is no station; the trace shows what exists.
             if service is None or not mark:
                 continue
-            done = int(mark) >= position.lsn if inclusive else int(mark) > position.lsn
+            done = int(mark) > position.lsn
+            if inclusive:
+                done = int(mark) >= position.lsn
             reached = _reached(done, live=service["state"] not in SILENT)
             text = f"{name} has everything before {format_lsn(int(mark))}."
             found.append(_station(kind, name, reached, text, lsn=int(mark)))

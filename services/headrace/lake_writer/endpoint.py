@@ -79,6 +79,7 @@ class Endpoint:
         )
         for path, answer in routes:
             app.router.add_get(f"{ROOT}{path}", self._guarded(answer))
+        # After the others. Clients need Iceberg's form also for what is not there.
         app.router.add_route("*", f"{ROOT}/{{rest:.*}}", self._guarded(_no_such_route))
         app.on_cleanup.append(self._close)
 
@@ -86,6 +87,8 @@ class Endpoint:
         async def guarded(request: web.Request) -> web.Response:
             try:
                 self._authorize(request)
+                # The timeout includes the wait for a turn: a client learns in time that the lake is
+                # busy.
                 async with asyncio.timeout(TIMEOUT_S), self._requests:
                     return await answer(request)
             except _RefusedError as error:
@@ -173,6 +176,7 @@ class Endpoint:
                 self._catalog = open_catalog(self._settings)
             found = self._catalog.tables()
         except LakeUnreachableError:
+            # The next request opens another connection.
             self._forget()
             raise
         below = f"{(self._settings.lake.url or '').rstrip('/')}/"
@@ -182,13 +186,16 @@ class Endpoint:
         }
 
     def _metadata(self, location: str, snapshots: str) -> dict[str, Any]:
+        # Only below the lake's own URL: `_read` lets no other location through.
         files = LakeFiles(self._settings.lake.url or "", timeout_s=TIMEOUT_S)
+        # Asked before it is read into the writer's memory.
         if files.size(location) > METADATA_BYTES_MAX:
             raise _RefusedError(
                 503, "ServiceUnavailableException", f"{location} is too large: expire snapshots"
             )
         metadata: dict[str, Any] = orjson.loads(files.get(location))
         if snapshots == "refs":
+            # Clients ask for this to save bytes: every cut leaves a snapshot.
             kept = {ref["snapshot-id"] for ref in metadata.get("refs", {}).values()}
             metadata["snapshots"] = [
                 each for each in metadata.get("snapshots", []) if each["snapshot-id"] in kept
@@ -234,6 +241,7 @@ def _page(names: set[str], query: Mapping[str, str]) -> tuple[list[str], str | N
         raise _RefusedError(
             400, "BadRequestException", f"pageSize={asked} is not a positive number"
         )
+    # By name and not by number: tables may come and go between two pages.
     rest = [name for name in sorted(names) if name > query.get("pageToken", "")]
     page = rest[: int(asked)]
     if len(page) == len(rest):

@@ -128,10 +128,13 @@ class Follower:
     async def run(self) -> None:
         writer = await self._begin()
         while not self._scope.stopping.is_set():
+            # In this order: a table that is new is copied before the changes that follow its copy
+            # are read.
             await self._reconcile(writer)
             await self._copy(writer)
             self._behind = await self._step(writer)
             if not self._behind:
+                # Ready only once readers find a cut, and nothing older than this moment waits.
                 if writer.last_cut is not None:
                     self._scope.health.started()
                 await self._scope.pause(POLL_S)
@@ -163,7 +166,11 @@ class Follower:
             self._check_source(cut, source)
             self._lsn = cut.lsn
             self._ordinal = cut.ordinal
+            # The cut is the only state: files after it are applied again, to tables as they were in
+            # it.
             self._next_id = cut.archive_file + 1
+            # File numbers of another archive mean other changes; the tables can't be continued from
+            # them.
             if cut.archive != source.archive:
                 self._start_over(writer, "the archive is another one now")
         self._scope.health.unblock("lake")
@@ -217,6 +224,8 @@ class Follower:
             if mark.file == self._next_id - 1 and self._whole:
                 self._lsn = max(self._lsn, mark.lsn)
             return False
+        # Changes are missing between the tables and this file. No table can be trusted before it is
+        # copied again.
         if self._ahead[0].info.gap is not None:
             writer.copy_all("the archive has a gap")
             self._applied(1)
@@ -226,9 +235,11 @@ class Follower:
 
     async def _look_ahead(self) -> None:
         """Open the archive's next files, as many as one batch may contain."""
+        # A file is opened once, and stays open until a batch has taken it.
         rows = sum(file.info.rows for file in self._ahead)
         while len(self._ahead) < BATCH_FILES_MAX and rows < BATCH_ROWS_MAX:
             file = await self._reader.get(self._next_id + len(self._ahead))
+            # It isn't there yet. Files have consecutive numbers, so none after it exists either.
             if file is None:
                 return
             self._ahead.append(file)
@@ -239,9 +250,12 @@ class Follower:
         info = self._ahead[count - 1].info
         del self._ahead[:count]
         self._next_id = info.next_id
+        # After a copy, files that end before the copies' LSN are read, too: the LSN never goes
+        # back.
         self._lsn = max(self._lsn, info.end_lsn)
         self._ordinal = info.last.seq
         self._commit_us = info.time_us or self._commit_us
+        # A file may end within a transaction: no cut between its files.
         self._whole = info.whole
 
     async def _take(self, writer: LakeWriter, files: Sequence[AsyncWalFile]) -> int:
@@ -249,6 +263,8 @@ class Follower:
         count = await self._engine.apply(writer, files)
         for file in files[:count]:
             named = {TableName(table.schema, table.table) for table in file.info.tables}
+            # It may have been created since the publication was read. The cut waits until that is
+            # known.
             self._unknown |= not named <= writer.tables.keys()
             self._scope.health.stats.count("lake_rows", file.info.rows)
         return count
@@ -272,12 +288,15 @@ class Follower:
         }
         self._renamed.clear()
         for name in self._wanted.keys() - writer.tables.keys() - self._parked.keys():
+            # The same relation under another name is a renamed table: its rows are here already.
             before = gone.pop(self._wanted[name], None)
             if before is None:
                 writer.to_copy.setdefault(name, "it is new")
             else:
                 self._renamed[before] = name
         for name in writer.tables.keys() - self._wanted.keys():
+            # Not at once: changes before this LSN are still to come, and cuts up to it show the
+            # table.
             self._leaving.setdefault(name, lsn)
         rows = sum(each.files.rows for each in writer.snapshots.values())
         deleted = sum(each.files.deleted_rows for each in writer.snapshots.values())
@@ -289,6 +308,7 @@ class Follower:
         try:
             session = await connect(settings.postgres, _APPLICATION)
             try:
+                # later LSN.
                 lsn = parse_lsn(await session.fetchval("SELECT pg_current_wal_lsn()::text"))
                 chosen = settings.format
                 tables = postgres_catalog.delivered(
@@ -306,6 +326,7 @@ class Follower:
     def _leave(self, writer: LakeWriter) -> None:
         """Tables that are gone, or have another name, are so in cuts from that LSN on."""
         for name, lsn in list(self._leaving.items()):
+            # It came back before its end was reached.
             if name in self._wanted:
                 del self._leaving[name]
             elif self._lsn >= lsn:
@@ -324,6 +345,7 @@ class Follower:
         """Copy tables that are new, or that changes don't describe completely."""
         for name, lsn in self._rewrites.at.items():
             table = writer.tables.get(name)
+            # A copy from after the rewrite has the new values already.
             if table is not None and table.from_lsn <= lsn:
                 writer.to_copy.setdefault(name, "it was rewritten")
         await self._requested.take(writer, self._wanted)
@@ -344,6 +366,7 @@ class Follower:
                 if error.retry:
                     raise
                 self._park(writer, name, describe(error))
+        # The first start, or one that starts over: the archive is read from the copies on.
         if not self._next_id:
             await self._find_start(writer)
 
@@ -381,6 +404,7 @@ class Follower:
 
     async def _find_start(self, writer: LakeWriter) -> None:
         """The first file with changes that the copies don't contain."""
+        # The earliest copy needs the most changes; the others skip what is before their own LSN.
         begins = min((table.from_lsn for table in writer.tables.values()), default=self._lsn)
         reading = self._reader.reading
         start = ReadingStart(from_lsn=begins).first_id(reading.options, reading.seen)
@@ -398,6 +422,7 @@ class Follower:
     # Cuts
 
     def _due(self, writer: LakeWriter) -> bool:
+        # A cut shows one moment of all tables, between two transactions (ADR 0032).
         if not self._whole or writer.to_copy or not self._next_id:
             return False
         if self._lsn < writer.complete_from:
@@ -422,6 +447,7 @@ class Follower:
     async def _cut(self, writer: LakeWriter) -> None:
         started = time.monotonic()
         if writer.last_cut is not None and not writer.changed:
+            # Without a new snapshot of any table: an idle source still moves the cut's LSN forward.
             await asyncio.to_thread(writer.advance, self._lsn, self._next_id - 1)
             self._cut_at = time.monotonic()
             return
@@ -438,4 +464,6 @@ class Follower:
         await self._requested.settle(cut)
         log.info("cut", number=cut.number, lsn=format_lsn(cut.lsn), tables=len(cut.tables))
         name = f"lake-{self._settings.source.slot}"
+        # After the cut: the archive may now remove files before it, which no restart will read
+        # again.
         await asyncio.to_thread(registry.register, self._archive, name, self._next_id)

@@ -123,10 +123,13 @@ class Compression:
         """The same items, with row events compressed if that is wanted and helps."""
         if not self._wanted:
             return items
-        return [
-            await self._one(item) if isinstance(item, PublishedEvent) and item.advances else item
-            for item in items
-        ]
+        found: list[PublishedEvent | Mark] = []
+        for item in items:
+            if isinstance(item, PublishedEvent) and item.advances:
+                found.append(await self._one(item))
+            else:
+                found.append(item)
+        return found
 
     async def _one(self, event: PublishedEvent) -> PublishedEvent:
         if event.large is not None or len(event.payload) > PAYLOAD_BYTES_MAX:

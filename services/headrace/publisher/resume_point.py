@@ -164,7 +164,9 @@ def reader_of(source: str) -> Reader:
             payload = events.decode(data)
             if payload.get("source") != source:
                 return None
-            position = events.position_of(payload) if events.advances(payload) else None
+            position = None
+            if events.advances(payload):
+                position = events.position_of(payload)
         except UnknownDictionaryError:
             # It may be ours: its claim about our position must not be skipped.
             raise

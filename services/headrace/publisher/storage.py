@@ -78,10 +78,10 @@ def as_of(text: str, xid: int, next_xid: int) -> str:
     ):
         return text
     partitions = text.rpartition("/")[2]
-    files = {
-        relation: file._replace(node=_UNKNOWN) if follows(file.by, xid, next_xid) else file
-        for relation, file in storage.files.items()
-    }
+    files = dict(storage.files)
+    for relation, file in storage.files.items():
+        if follows(file.by, xid, next_xid):
+            files[relation] = file._replace(node=_UNKNOWN)
     listed = ",".join(
         f"{relation}:{file.node}:{file.by}:{file.toast}" for relation, file in files.items()
     )

@@ -118,11 +118,15 @@ class Worker:
     async def run(self) -> None:
         backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
         while not self.scope.stopping.is_set():
+            # Before each session, also after an error: an operator may have paused it because of
+            # that.
             if await self._is_paused():
                 await self.scope.pause(LOOK_S)
                 continue
             self.session = None
             try:
+                # One session from the target's marks on: whatever was in doubt is decided by them
+                # (ADR 0036).
                 await self._session()
             except (SinkFencedError, ReaderTakenOverError, SettingError, ConfigurationError):
                 # Another process has taken over, or no attempt could succeed.
@@ -135,6 +139,7 @@ class Worker:
                 await self._lost(error)
             except Exception as error:  # noqa: BLE001  # clients may raise anything
                 self._blocked(error)
+                # An error after a success is a new one; the pauses begin anew.
                 if self._worked:
                     backoff.reset()
                 await self.scope.pause(backoff.pause_s())
@@ -154,6 +159,7 @@ class Worker:
 
     async def _disabled(self, error: DisabledError) -> None:
         log.error("sink_disabled", sink=self.sink.name, reason=str(error))
+        # Stored, because a restart would only meet the same refusal.
         await self.control.pause(str(error))
 
     async def _is_paused(self) -> bool:
@@ -175,6 +181,8 @@ class Worker:
         while not self.scope.stopping.is_set():
             with contextlib.suppress(NatsError, TimeoutError):
                 found = await self.control.read()
+                # The session ends at the end of a transaction; the next one follows the
+                # instruction.
                 if found.paused or found.reset or found.replay:
                     self.halt.set()
             await self.scope.pause(LOOK_S)
@@ -188,6 +196,7 @@ class Worker:
         finally:
             # The outcome is known: a target that does not answer changes nothing.
             with contextlib.suppress(Exception):
+                # A client that hangs must not keep the next session from starting.
                 async with asyncio.timeout(CLOSE_S):
                     await sink.close()
 
@@ -210,6 +219,7 @@ class Worker:
     async def _marks(self, sink: Sink) -> dict[str, Watermark]:
         """The committed marks; those that a reset asks for are committed before anything else."""
         async with asyncio.timeout(self.sink.pace.timeout_s):
+            # It also fences an older process, so it comes before anything is read or written.
             marks = dict(await sink.open())
         # Parked records are not tried again without an instruction.
         self.router.parked.update(one for _, one in await self.letters.names(self.sink.name))
@@ -217,6 +227,8 @@ class Worker:
         catching_up = CatchingUp(self.client, self.settings, self.sink, self.router, sink)
         if instructions.reset is not None:
             marks = await catching_up.reset(instructions.reset)
+            # After the marks were committed: a crash in between repeats the reset instead of losing
+            # it.
             await self.control.change(lambda found: replace(found, reset=None))
             self.lost = None
         elif not marks and self.sink.snapshot is Initial.INITIAL:
@@ -224,12 +236,14 @@ class Worker:
         if self.lost is not None:
             marks = await catching_up.bridge(marks, self.lost)
             self.lost = None
+        # Copies before the stream: a change of a row is never written before the row.
         await catching_up.copy(marks)
         if instructions.replay:
             await Replay(self.control, self.letters, self.router, sink).run(
                 self.sink.name, instructions.replay, marks
             )
         self.halt.clear()
+        # A stop in this moment was cleared with the rest.
         if self.scope.stopping.is_set():
             self.halt.set()
         return marks
@@ -237,6 +251,7 @@ class Worker:
     async def _follow(self, sink: Sink, marks: dict[str, Watermark]) -> None:
         source = self.settings.source.slot
         store = MemoryWatermarks()
+        # In memory only: the target's marks are the truth, and the consumer needs a start.
         for lane in (SEEN, source):
             await store.save(lane, marks.get(lane, Watermark()))
         streams = self.settings.streams
@@ -272,6 +287,7 @@ class Worker:
             log.error("sink_refused", sink=self.sink.name, id=record_id, reason=str(error))
             await self.scope.pause(BACKOFF_S_MAX)
             return
+        # Stored first, then left out: a crash in between parks the record twice under one ID.
         await self.letters.park(self.sink.name, record_id, destination, event, error.reason)
         # The next session leaves it out; one in another process parks it again.
         self.router.parked.add(record_id)
@@ -279,6 +295,7 @@ class Worker:
         log.error("sink_parked", sink=self.sink.name, id=record_id, reason=error.reason)
 
     def _blocked(self, error: Exception) -> None:
+        # It never reconnects after that: only a new process helps.
         if self.client.is_closed:
             raise participation.BusClosedError("the NATS client gave up") from error
         is_stream = isinstance(error, NatsError | StreamMissingError)

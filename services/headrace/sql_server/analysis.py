@@ -104,6 +104,7 @@ class Analyzer:
             closing = Statement(piece, plan=ClosePlan(self._state, name))
             await self._parse(parse, closing, needs_tree=False)
             return closing
+        # All others need one: a statement whose tree is missing might read the lake unseen.
         needs_tree = piece is not None and keyword not in _WITHOUT_TREE
         statement = Statement(piece)
         await self._parse(parse, statement, needs_tree=needs_tree)
@@ -114,12 +115,14 @@ class Analyzer:
             await self._plan(statement, parse, piece, trees)
         except StatementRefusedError as error:
             await self.drop(parse.name)
+            # The client must not execute what was refused: the name is free again.
             raise error from None
         return statement
 
     async def again(self, name: bytes, statement: Statement) -> None:
         """Notice that a table has changed since the statement was analyzed."""
         plan = statement.plan
+        # EXECUTE runs another statement, whose tables may have changed.
         if isinstance(plan, RunPlan):
             await self.again(plan.run.name, plan.prepared)
         if not isinstance(plan, QueryPlan) or self._shapes(plan.query.relids) == plan.query.shapes:
@@ -153,6 +156,7 @@ class Analyzer:
         if answer.kind == b"E":
             raise FailedError(answer)
         await self._read_description(statement)
+        # ONLY would read the empty table above the guard, and answer without rows.
         if backend.reads_parent:
             await self.drop(parse.name)
             raise _reads_parent(backend.trees, exact=backend.reads_exact())
@@ -188,10 +192,12 @@ class Analyzer:
                 await self._plan_nested(statement, parse, utility, piece, lake=lake)
             case Run():
                 self._plan_run(statement, utility)
+            # Other cursors are PostgreSQL's own.
             case Fetch() if utility.name in self._state.portals:
                 self._plan_fetch(statement, utility)
             case _ if lake:
                 self._plan_query(statement, trees, piece.text)
+            # COPY of a table reads no descendants, so the guard would not notice it (ADR 0034).
             case _ if any(_COPY_TO.search(tree) for tree in trees):
                 raise unsupported("this form of COPY", "Use COPY (SELECT …) TO STDOUT.")
 
@@ -230,6 +236,7 @@ class Analyzer:
         except NotProvenEqualError as error:
             raise refusal_of(error) from error
         options = copy.options
+        # The old form has BINARY in front, where COPY of a query doesn't accept it.
         if options.startswith(b"BINARY "):
             options = b"WITH BINARY " + options.removeprefix(b"BINARY ")
         statement.plan = CopyPlan(self._state, inner, form, options)
@@ -246,6 +253,7 @@ class Analyzer:
     ) -> None:
         inner = Statement(None)
         await self._inner(inner, Parse(_INNER, utility.query, parse.types))
+        # A view alone may make the statement the lake's, by its own tree.
         if inner.plan is None and not lake:
             return
         if isinstance(inner.plan, RefusedPlan):
@@ -263,6 +271,7 @@ class Analyzer:
 
     async def _inner(self, inner: Statement, parse: Parse) -> None:
         """Analyze the query inside a statement."""
+        # The name may be left from a statement that failed.
         await self.drop(_INNER)
         await self._parse(parse, inner, needs_tree=True)
         trees = list(self._state.backend.trees)
@@ -308,6 +317,7 @@ class Analyzer:
             raise _reads_parent(trees, exact=self._state.backend.reads_exact())
         statement = Statement(None)
         await self._described(prepare.name, statement)
+        # PREPARE's own tree comes first; the last one is that of the prepared statement.
         if self._reads_lake(trees[-1]):
             self._plan_query(statement, trees[-1:], prepare.query)
         self._state.statements[prepare.name] = statement
@@ -321,6 +331,7 @@ class Analyzer:
             nodes = parse_tree(tree.decode())
         except QueryTreeError as error:
             raise unsupported("this statement", str(error)) from error
+        # DO ALSO rules add statements, which nothing here would run.
         if len(nodes) != 1:
             raise unsupported("a statement that rules have rewritten to several")
         node = nodes[0]

@@ -125,6 +125,8 @@ class Backend:
             message = await self._link.receive()
             if message.kind not in _ASYNCHRONOUS:
                 if self.reads_parent and not self._analyzing:
+                    # The statement runs already, and may have sent rows: only the session's end
+                    # stops it.
                     raise fatal("0A000", "a function reads a table of the SQL server, or with ONLY")
                 return message
             await self.deal(message)
@@ -132,6 +134,7 @@ class Backend:
     async def idle(self) -> None:
         """Deal with messages that answer nothing, such as notifications, until cancelled."""
         while True:
+            # It takes nothing from the connection: when the task is cancelled, no message is lost.
             await self._link.arrival()
             message = self._link.waiting()
             assert message is not None, "it has arrived"
@@ -153,7 +156,9 @@ class Backend:
     def note_setting(self, message: WireMessage) -> None:
         """Keep a setting's value. Some end the session."""
         name, value = wire.parameter_status_of(message.body)
+        # PostgreSQL reports the settings that change how bytes are read, and changes of them.
         self.settings[name] = value
+        # A superuser could read the guard's tables and change what the front relies on.
         if name == b"is_superuser" and value == b"on":
             raise fatal("28000", "superusers can't use the SQL server", hint=_SUPERUSER_HINT)
         if name == b"client_encoding" and value in _UNSAFE_ENCODINGS:
@@ -164,6 +169,7 @@ class Backend:
         found: list[WireMessage] = []
         while True:
             message = await self.next()
+            # An error ends the exchange, whatever was expected.
             if message.kind in kinds or message.kind == b"E":
                 return message, found
             if message.kind in also:
@@ -173,6 +179,7 @@ class Backend:
         """End the exchange; returns ReadyForQuery."""
         await self.send(wire.SYNC)
         message = await self.next()
+        # The rest of an interrupted exchange comes first.
         while message.kind != b"Z":
             message = await self.next()
         return message
@@ -191,6 +198,7 @@ class Backend:
         found = (rows[0][0] or b"").decode()
         if found != "log":
             self.level = found
+        # One by one: the client may have changed any of them, or all with RESET ALL.
         for setting in _RENEW:
             await self.call(setting)
 
@@ -221,6 +229,8 @@ class Backend:
     ) -> list[WireMessage]:
         """As `call`; returns all messages of the execution."""
         name = b"headrace: a call"
+        # The call's own statement is analyzed, too; the trees of the client's statement come back
+        # after it.
         kept = list(self.trees)
         await self.send(
             wire.close(b"S", name),
@@ -232,6 +242,7 @@ class Backend:
         )
         found = []
         closed = 0
+        # Its two Close messages: the last answer shows that nothing more comes.
         while closed < 2:
             message = await self.next()
             if message.kind == b"E":

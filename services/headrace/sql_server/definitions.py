@@ -82,6 +82,8 @@ class Definitions:
     def load(self) -> None:
         """Learn which tables an earlier process has defined, so that none passes unnoticed."""
         with self._server.connect() as connection:
+            # Before the first client: a table that nobody knows would pass for one of PostgreSQL's
+            # own, and show no rows.
             self._lake.relids.update(each.relid for each in _known(connection))
 
     def define(self, tables: Mapping[TableName, LakeTable]) -> Mapping[TableName, Defined]:
@@ -91,10 +93,12 @@ class Definitions:
         while True:
             try:
                 with self._server.connect() as connection, connection.transaction():
+                    # Short: while it waits, every new statement on the table waits behind it.
                     connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
                     found = _Change(connection, self._lake).make(wanted)
             except LockNotAvailable:
                 # Transactions of clients use a table that has to change.
+                # They had their time. The next cut can't be shown before the change is made.
                 if time.monotonic() > deadline:
                     self._end_blockers()
                 continue
@@ -146,6 +150,7 @@ class _Change:
         known = _known(self._connection)
         matched = _matched(known, tables)
         for each in known:
+            # Before anything is renamed: its name may be taken by another table.
             if each.relid not in {found.relid for found in matched.values()}:
                 self._drop(each)
         self._rename({name: found for name, found in matched.items() if found.name != name})
@@ -153,6 +158,8 @@ class _Change:
         for name, table in tables.items():
             defined[name] = self._define(table, matched.get(name))
         for name, found in defined.items():
+            # Before the commit: from the moment at which a client sees the table, the front knows
+            # it.
             self._lake.relids.add(found.relid)
             shape = tuple((each.number, each.type_oid, each.modifier) for each in found.columns)
             self._lake.shapes[found.relid] = shape
@@ -197,6 +204,8 @@ class _Change:
         for field_id, number in numbers.items():
             if number not in present:
                 continue
+            # A column of another type is another column: PostgreSQL would have to convert views
+            # that read it.
             if types.get(field_id) == tuple(present[number][1]):
                 kept[field_id] = number
         order = [each.field_id for each in table.columns]
@@ -204,11 +213,13 @@ class _Change:
         if order[: len(fitting)] != fitting or fitting != sorted(fitting, key=kept.__getitem__):
             # SELECT * has to give the columns in the source's order.
             return self._create_again(table, known)
+        # Before columns: a column of the key can't be dropped while the key exists.
         self._drop_key(known.relid, names, table)
         for number, (name, _) in present.items():
             if number not in kept.values():
                 self._run("ALTER TABLE {}.{} DROP COLUMN {} CASCADE", *names, name)
         self._rename_columns(table, kept, present)
+        # Kept columns stand before all new ones; otherwise the table was created again above.
         for column in table.columns[len(fitting) :]:
             self._add_column(names, column.info.name, types[column.field_id])
         return self._finished(table, known.relid)
@@ -225,6 +236,7 @@ class _Change:
             for column in table.columns
             if column.field_id in kept and present[kept[column.field_id]][0] != column.info.name
         ]
+        # In two steps, because two columns may have swapped their names.
         for before, draft, _ in changed:
             self._run("ALTER TABLE {}.{} RENAME COLUMN {} TO {}", *names, before, draft)
         for _, draft, after in changed:
@@ -337,14 +349,12 @@ class _Change:
                 [_BUILT_IN_MAX],
             )
         }
-        return {
-            column.field_id: (
-                (column.info.type_oid, column.info.type_modifier)
-                if column.info.type_oid in known
-                else (TEXT, -1)
-            )
-            for column in table.columns
-        }
+        types = {}
+        for column in table.columns:
+            types[column.field_id] = (TEXT, -1)
+            if column.info.type_oid in known:
+                types[column.field_id] = (column.info.type_oid, column.info.type_modifier)
+        return types
 
 
 def _matched(
@@ -357,11 +367,13 @@ def _matched(
     def take(fits: Callable[[_Known, TableName, LakeTable], bool]) -> None:
         for name, table in tables.items():
             if name not in found:
+                # Each definition serves one table; those that are left over are dropped.
                 match = next((each for each in left if fits(each, name, table)), None)
                 if match is not None:
                     found[name] = match
                     left.remove(match)
 
+    # The surest match first: a renamed table must not take the definition of one that stayed.
     take(lambda each, name, table: each.name == name and _is_of(each, table))
     take(lambda each, _, table: _is_of(each, table))
     take(lambda each, name, _: each.name == name)

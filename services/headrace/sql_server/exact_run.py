@@ -77,6 +77,8 @@ class ExactRows:
             raise refused(NOT_SUPPORTED, "a cursor that is read in two forms is not supported")
         taken = 0
         while not self.ended and (not rows_max or taken < rows_max):
+            # In parts, also for a client that wants all rows: between them the front looks at its
+            # limits.
             wanted = min(rows_max - taken, _PART_ROWS) if rows_max else _PART_ROWS
             async for count, data in self.runner.part(self, wanted):
                 taken += count
@@ -136,6 +138,7 @@ class ExactRunner:
                 await self._bound(portal, _STATEMENT, values, ())
 
         await _twice(bind)
+        # Planning was the purpose. The portal would hold its tables until the transaction ends.
         await self._state.backend.send(wire.close(b"P", portal), wire.FLUSH)
         await self._state.backend.until(b"3")
 
@@ -170,6 +173,7 @@ class ExactRunner:
                     waiting, size = [], 0
             if message.kind == b"E":
                 raise FailedError(message)
+            # `s` is PortalSuspended: the portal has more rows.
             rows.ended = message.kind != b"s"
             if waiting:
                 yield len(waiting), b"".join(waiting)
@@ -183,11 +187,13 @@ class ExactRunner:
             raise reason
         columns: dict[int, frozenset[int]] = dict.fromkeys(query.relids, frozenset())
         for need in query.needs:
+            # ctid, xmin and the like would show rows of another table.
             if any(number < 0 for number in need.columns):
                 raise _because(reason, "its rows have no system columns")
             if need.relid in columns:
                 columns[need.relid] |= need.columns
         runner = self._state.runner
+        # SET ROLE may have changed it since the login.
         role = await self._state.backend.call(b"SELECT current_user")
 
         def take(pinned: Pinned) -> ExactSchema:
@@ -200,6 +206,7 @@ class ExactRunner:
             return tables.take(pinned, use, planned=planned)
 
         try:
+            # In a thread: filling takes long, and a cancel request has to be seen meanwhile.
             schema = await runner.apart(take)
         except NotExactError as error:
             limit = f"HEADRACE_SQL_EXACT_ROWS_MAX is {tables.rows_max}"
@@ -211,6 +218,7 @@ class ExactRunner:
             raise refused("57P03", "the private PostgreSQL does not answer") from error
         except psycopg.Error as error:
             raise _because(reason, str(error).partition("\n")[0]) from error
+        # A cursor reads them until then, and a second statement finds them filled.
         runner.hold(lambda: tables.release(schema))
         return schema
 
@@ -225,6 +233,8 @@ class ExactRunner:
         """The schema comes first in `search_path`, and the statement is parsed and is the same."""
         backend = self._state.backend
         with self._without_limit(), self._cancellable(), backend.exact():
+            # The setting is local to the transaction, and is set back before the client's next
+            # statement.
             rows = await backend.call(_ENTER, [schema.name.encode()], (_TEXT_OID,))
             # An error fails the transaction, and that takes the setting back.
             await self._parsed(schema, query, types, reason)
@@ -258,6 +268,7 @@ class ExactRunner:
         answer, _ = await backend.until(b"1")
         if answer.kind == b"E":
             schema.stale = True
+            # PostgreSQL's own error would name the hidden schema.
             problem = _because(reason, "it doesn't read the statement on other tables").problem
             raise FailedError(WireMessage(b"E", problem.encode()[wire.HEADER_BYTES :]))
 

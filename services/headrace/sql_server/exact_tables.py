@@ -105,6 +105,7 @@ class ExactSchema:
     def fits(self, cut: tuple[int, str], use: Use, tables: Mapping[int, LakeRelation]) -> bool:
         """Whether a statement may use it, perhaps with more tables."""
         return (
+            # Another cut has other rows: a statement must see those of its transaction.
             self.cut == cut
             and not self.stale
             and all(self._has(relid, each, tables[relid]) for relid, each in use.columns.items())
@@ -114,6 +115,7 @@ class ExactSchema:
         """Whether the table is there as the statement needs it, or can be added."""
         if relid not in self.filled:
             return table.name not in {name for _, name in self.names}
+        # A column that isn't filled contains nulls only, which would be a wrong answer.
         return columns <= self.filled[relid] and self.forms[relid] == table.columns
 
 
@@ -124,6 +126,7 @@ class ExactTables:
         self.rows_max = rows_max
         self._server = server
         self._lake = lake
+        # Held while tables are filled: two statements would otherwise fill the same ones.
         self._lock = threading.Lock()
         # Held for moments: the event loop must not wait until other tables are filled.
         self._counting = threading.Lock()
@@ -133,6 +136,8 @@ class ExactTables:
     def clear(self) -> None:
         """Drop what an earlier process has left."""
         with self._server.connect() as connection:
+            # Nobody knows which cut the tables of an earlier process show, or whether they are
+            # complete.
             for (name,) in connection.execute(_LEFTOVERS).fetchall():
                 _run(connection, "DROP SCHEMA {} CASCADE", name)
 
@@ -141,12 +146,16 @@ class ExactTables:
         cut = PLANNED if planned else pinned.identity
         with self._lock:
             tables = {relid: pinned.relations[relid] for relid in use.columns}
+            # All tables of a statement are in one schema, in which a name stands once.
             if len({table.name for table in tables.values()}) < len(tables):
                 raise NotExactError("two of its tables have the same name")
             if planned:
                 use = Use(dict.fromkeys(tables, frozenset()), use.needs, use.role)
             schema = next((each for each in self._schemas if each.fits(cut, use, tables)), None)
-            new = ExactSchema(f"{PREFIX}{next(self._numbers)}", cut) if schema is None else schema
+            new = schema
+            if new is None:
+                new = ExactSchema(f"{PREFIX}{next(self._numbers)}", cut)
+            # Rights are granted for each role and need; one that is known needs no transaction.
             key = (use.role, tuple(use.needs))
             if key not in new.complete:
                 self._complete(new, pinned, tables, use)
@@ -169,6 +178,8 @@ class ExactTables:
         try:
             with self._server.connect() as connection, connection.transaction():
                 _Filling(connection, self._lake, schema).complete(pinned, tables, use, left)
+        # Of an interrupted transaction nobody knows how far it came. No statement uses the schema
+        # again.
         except BaseException:
             schema.stale = True
             raise
@@ -177,6 +188,8 @@ class ExactTables:
         """How many rows more may be held for a statement on these tables."""
         if schema.cut == PLANNED:
             return 0
+        # The tables are real rows on disk and in PostgreSQL's cache: their number is bounded (ADR
+        # 0039).
         held = sum(rows for each in self._schemas for rows in each.rows.values())
         if held > (_SHARE - 1) * self.rows_max:
             self._drop([each for each in self._schemas if each is not schema and not each.users])
@@ -231,11 +244,13 @@ class _Filling:
     ) -> None:
         """Add what a statement needs and the schema lacks."""
         schema = self._schema
+        # A crash may lose the schema, but only as a whole; statements then get another one.
         self._connection.execute("SET LOCAL synchronous_commit = off")
         # For the schema's name.
         self._connection.execute("SET LOCAL allow_system_table_mods = on")
         _run(self._connection, "CREATE SCHEMA IF NOT EXISTS {}", schema.name)
         missing = {relid: table for relid, table in tables.items() if relid not in schema.filled}
+        # Copies: after an error, the schema must not claim columns that the rollback took away.
         filled = dict(schema.filled)
         rows = dict(schema.rows)
         for relid, table in missing.items():
@@ -256,6 +271,8 @@ class _Filling:
 
     def _create(self, table: LakeRelation) -> None:
         """The table with the same numbers of columns: dropped ones leave holes."""
+        # The analyzer's tree names columns by number, so the numbers have to be those of the lake's
+        # table.
         last = max((each.number for each in table.columns), default=0)
         by_number = {each.number: each for each in table.columns}
         definitions: list[composed.Composable] = []
@@ -300,6 +317,8 @@ class _Filling:
         if not written:
             raise NotExactError(f"{table.name} has no columns")
         names = composed.SQL(", ").join(composed.Identifier(each.name) for each in written)
+        # Frozen rows are visible to every snapshot, also to the older one of a REPEATABLE READ
+        # block.
         statement = composed.SQL("COPY {}.{} ({}) FROM STDIN (FREEZE)").format(
             composed.Identifier(self._schema.name), composed.Identifier(table.name), names
         )
@@ -307,6 +326,7 @@ class _Filling:
         with pinned.using() as cursor, self._connection.cursor() as target:
             row = cursor.execute(f"SELECT count(*) FROM {table.copy}").fetchone()
             assert row is not None, "a count is a row"
+            # Counted before anything is copied: a table that is too large is refused at once.
             if row[0] > rows_max:
                 raise NotExactError(f"{table.name} has {row[0]} rows")
             reader = cursor.execute(rows_query(table, columns)).to_arrow_reader(BATCH_ROWS)
@@ -317,6 +337,7 @@ class _Filling:
         # Fewer rows would be a wrong answer that nobody notices.
         if copied != row[0]:
             raise NotExactError(f"{table.name} was not copied completely")
+        # Without statistics, PostgreSQL plans joins of these tables badly.
         _run(self._connection, "ANALYZE {}.{}", self._schema.name, table.name)
         return copied
 
@@ -326,6 +347,7 @@ class _Filling:
         if row is None:
             return
         # A statement that relies on the key groups by its columns, so it reads them.
+        # Columns that aren't filled are null, which a primary key forbids.
         if self._schema.cut != PLANNED and not set(row[0]) <= set(filled):
             return
         by_number = {each.number: each.name for each in table.columns}
@@ -336,6 +358,8 @@ class _Filling:
 
     def _create_views(self, relids: Collection[int], tables: Mapping[int, LakeRelation]) -> None:
         """Views of the statement, in any order in which they can be created."""
+        # pg_get_viewdef leaves out the schemas that the path contains; with this path it writes all
+        # others, so that none stays in a text by mistake.
         self._connection.execute("SET LOCAL search_path = pg_catalog")
         left = self._connection.execute(_VIEWS, [list(relids)]).fetchall()
         names = {(table.schema, table.name) for table in tables.values()}
@@ -343,6 +367,7 @@ class _Filling:
         self._connection.execute(
             "SELECT set_config('search_path', %s, true)", [f'"{self._schema.name}"']
         )
+        # A view may read another one of them: each round creates those whose views are there.
         while left:
             failed = [each for each in left if not self._create_view(names, *each)]
             if len(failed) == len(left):
@@ -364,6 +389,7 @@ class _Filling:
         text = without_schemas(definition.rstrip("; \n").encode(), names).decode()
         listed = composed.SQL(", ").join(map(composed.Identifier, columns))
         try:
+            # A savepoint: a view that can't be created yet must not fail the whole transaction.
             with self._connection.transaction():
                 self._connection.execute(
                     composed.SQL("CREATE VIEW {}.{} ({}){} AS {}").format(
@@ -434,6 +460,7 @@ class _Filling:
         ).fetchall()
         found = {before: after for before, after, _, _ in rows}
         schema.names.update((namespace, name) for _, _, namespace, name in rows)
+        # Before the commit: clients are refused a table from the moment at which they can see it.
         self._lake.exact_relids.update(found.values())
         schema.relations.update(found)
         wanted = [*found, *found.values()]

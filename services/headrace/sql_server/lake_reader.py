@@ -85,6 +85,7 @@ class LakeReader:
     @contextlib.asynccontextmanager
     async def statement(self) -> AsyncIterator[None]:
         """A statement runs: it ends at a cancel request, at its time-out, or with its client."""
+        # A client that has left frees its threads and its PostgreSQL process at once.
         watch = asyncio.create_task(self._watch_client(), name="client-watch")
         started = asyncio.get_running_loop().time()
         try:
@@ -104,6 +105,7 @@ class LakeReader:
             stats.observe("sql_statement_seconds", asyncio.get_running_loop().time() - started)
             self._limit = None
             watch.cancel()
+            # Until it has ended: it reads the same connection as the next message.
             await asyncio.wait({watch})
 
     @contextlib.contextmanager
@@ -161,6 +163,8 @@ class LakeReader:
         roles = ",".join(str(need.user) for need in needs)
         columns = ",".join(f'"{" ".join(map(str, sorted(need.columns)))}"' for need in needs)
         rows = await self._state.backend.call(
+            # One exchange for both. It is made for every execution, because rights may change at
+            # any time.
             _FACTS,
             [f"{{{each}}}".encode() for each in (relids, roles, columns)],
             (_OID_ARRAY, _OID_ARRAY, _TEXT_ARRAY),
@@ -183,10 +187,12 @@ class LakeReader:
             raise transaction_failed()
         facts = await self.facts(query.needs)
         if facts.timeout_s is not None and self._limit is not None:
+            # Settings are known only now. The time for rights and the cut is not counted.
             self._limit.reschedule(asyncio.get_running_loop().time() + facts.timeout_s)
         if facts.denied:
             raise refused("42501", f"permission denied for {facts.denied[0]}")
         pinned = await self.pin(facts)
+        # The statement was analyzed with the newest columns, and its cut may be older.
         for relid in sorted(query.relids):
             if shape(pinned.relations.get(relid)) != query.shapes[relid]:
                 raise _other_shape(pinned, relid)
@@ -214,9 +220,11 @@ class LakeReader:
                 f"requires {len(types)}",
             )
         forms = wire.result_forms(formats, len(values))
+        # PostgreSQL would return the very same bytes: the exchange is saved.
         if all(map(_is_canonical, types, forms, values)):
             return tuple(values)
         found: list[bytes | None] = []
+        # A statement may have more parameters than a result has columns.
         for start in range(0, len(values), _COLUMNS_MAX):
             part = slice(start, start + _COLUMNS_MAX)
             wanted = ", ".join(f"${number}" for number in range(1, len(types[part]) + 1))
@@ -248,7 +256,7 @@ class LakeReader:
         rows.ready = await self._ready(query, types, values)
         if query.folds:
             await self._exact.plan(query, types, values)
-            # Without parameters, its constants stay the same.
+            # Planned once is enough, unless parameters change what its constants are.
             query.folds = bool(types)
         translation = rows.ready.translation
         parameters = await self._parameters(translation, types, values)
@@ -260,6 +268,8 @@ class LakeReader:
     async def _start_exact(
         self, rows: OpenRows, forms: Sequence[int], reason: StatementRefusedError
     ) -> None:
+        # Every other refusal is the answer: PostgreSQL would give the same one, or none that is
+        # right.
         if reason.problem.code != NOT_SUPPORTED:
             raise reason
         query = rows.query
@@ -360,6 +370,7 @@ class LakeReader:
                 batch = await rows.result.batch(rows_max and rows_max - taken)
             if batch is None:
                 return
+            # In a thread: forming a large batch would stop the event loop.
             data = await self._state.runner.run(partial(messages.of, batch))
             taken += batch.num_rows
             self._count(rows, batch.num_rows)
@@ -379,6 +390,7 @@ class LakeReader:
             numerics=dict(key.numerics),
         )
         # It may leave tables out that the result doesn't depend on.
+        # Rights were checked for the statement's tables only.
         if not found.relids <= query.relids:
             raise refused("XX000", "the translation reads other tables than the statement")
         query.keep(pinned.relations, key, found)

@@ -110,17 +110,20 @@ class Runner:
                 hint="Begin another transaction.",
             )
         if self._pinned is None:
+            # Not cancellable: a cut that was taken and not noted would never be closed.
             self._pinned = await self._thread(lambda: self._taken(as_of, in_block=in_block))
         return self._pinned
 
     def _taken(self, as_of: str | None, *, in_block: bool) -> Pinned:
         pinned = self._lake.copies.pin(as_of)
+        # A later statement may need the cut again after an error, so its files have to stay.
         if in_block:
             pinned.spare()
         return pinned
 
     async def unpin(self) -> None:
         """Another transaction may see a later cut."""
+        # Taken before the first await: the next transaction never sees the cut of this one.
         pinned, self._pinned = self._pinned, None
         self._reading = None
         self._lost = False
@@ -146,12 +149,14 @@ class Runner:
 
     def cancel(self) -> None:
         """Cancel the statement that runs; nothing if there is no such statement."""
+        # A late request must not cancel the next statement.
         if self._busy:
             self._cancelled.set()
 
     @contextlib.contextmanager
     def cancellable(self) -> Iterator[None]:
         """A statement runs, which can be cancelled."""
+        # A request for the statement before may have come too late for it.
         self._cancelled.clear()
         self._busy = True
         try:
@@ -199,10 +204,12 @@ class Runner:
     async def run(self, work: Callable[[], T]) -> T:
         """Work in a thread when it is its turn; interrupted when the statement is cancelled."""
         async with contextlib.AsyncExitStack() as stack:
+            # Waiting for a turn can be cancelled, too: the queue may be long.
             await self._unless_cancelled(stack.enter_async_context(self._lake.turns))
             future = asyncio.get_running_loop().run_in_executor(self._lake.threads, work)
             try:
                 await self._unless_cancelled(_done(future))
+            # The thread can't be abandoned: it uses the cut, which is closed after this.
             except BaseException:
                 await self._interrupted(future)
                 raise
@@ -216,6 +223,7 @@ class Runner:
         finally:
             stop.cancel()
             if not task.done():
+                # The wait below lets it release what it holds, such as a turn that it has just got.
                 task.cancel()
                 await asyncio.wait({task})
         if task.cancelled():
@@ -234,6 +242,7 @@ class Runner:
     async def _thread(self, work: Callable[[], T]) -> T:
         """Work that is short, and that nobody cancels."""
         future = asyncio.get_running_loop().run_in_executor(self._lake.threads, work)
+        # A cancelled task doesn't stop a thread, which must not run on without anyone who knows.
         return await asyncio.shield(future)
 
 
@@ -256,10 +265,12 @@ class Result:
             found = await self._read()
             if found is None:
                 return None
+            # DuckDB may return empty batches in between, which are not the end.
             if found.num_rows:
                 self._waiting.append(found)
         first = self._waiting.pop(0)
         if rows_max and first.num_rows > rows_max:
+            # The rest comes first at the next call: a portal is read in parts of any size.
             self._waiting.insert(0, first.slice(rows_max))
             return first.slice(0, rows_max)
         return first
@@ -283,6 +294,7 @@ class Result:
             return None
 
         def read() -> pa.RecordBatch | None:
+            # The cut must not be closed by another thread while DuckDB reads its files.
             with pinned.using():
                 return next(reader, None)
 

@@ -42,6 +42,7 @@ class QueryPlan:
     async def execute(self, portal: Portal, rows_max: int) -> None:
         """Send the next rows."""
         sent = await self.fetch(portal, rows_max)
+        # As in PostgreSQL: even if these were the last rows, only the next Execute finds that out.
         if rows_max and sent == rows_max:
             self.state.client.write(wire.PORTAL_SUSPENDED)
         else:
@@ -88,6 +89,7 @@ class DeclarePlan:
             return
         # First: after another call PostgreSQL would take the messages for a transaction block.
         placeholder = self.declare.head + b" SELECT headrace.unreadable()"
+        # PostgreSQL refuses a name that is taken, and a cursor outside a transaction.
         await self.state.backend.call(placeholder)
         async with plan.reader.statement():
             await plan.reader.check(plan.query, self.inner.parameters, portal.values)
@@ -163,6 +165,7 @@ class FetchPlan:
         answer, _ = await backend.until(b"Tn")
         found = self.state.portals.get(self.name)
         if answer.kind == b"E":
+            # PostgreSQL has lost its cursor, so the front's must not be read either.
             self.state.portals.pop(self.name, None)
             raise FailedError(answer)
         if found is None:
@@ -218,6 +221,8 @@ class CopyPlan:
         async with plan.reader.statement():
             forms = (BINARY if binary else TEXT,) * len(cursor.columns)
             rows = await plan.opened(cursor, forms)
+            # After the query has started: an error must come in place of CopyOutResponse, not after
+            # it.
             for message in await self._header():
                 client.write(message.encode())
             # PostgreSQL sends the header with the first row, and clients rely on it.
@@ -235,6 +240,7 @@ class CopyPlan:
         options.
         """
         names = [each.name.replace(b'"', b'""') for each in self.inner.columns or ()]
+        # The same names without any table: the header's line is the one of the real query.
         nothing = b", ".join(b'NULL AS "' + name + b'"' for name in names)
         text = b"COPY (SELECT " + nothing + b" WHERE false) TO STDOUT " + self.options
         found = await self.state.backend.answers(text)
@@ -256,6 +262,7 @@ class RunPlan:
         assert isinstance(prepared.plan, QueryPlan), "made of a lake query"
         if portal.rows is None:
             portal.values = await self._arguments()
+        # The portal is that of EXECUTE; its rows are kept there between two parts.
         inner = Portal(prepared, portal.values, portal.forms, portal.rows)
         await prepared.plan.execute(inner, rows_max)
         portal.rows = inner.rows

@@ -77,8 +77,10 @@ class SqlSession:
     async def _received(self) -> WireMessage:
         """The client's next message; what the private PostgreSQL sends meanwhile is passed."""
         client = self._state.client
+        # A client that sends ahead is answered without two tasks for each message.
         if (waiting := client.waiting()) is not None:
             return waiting
+        # Nothing more to do: the client may be waiting for what is in the buffer.
         await client.flush()
         arrival = asyncio.create_task(client.receive(), name="client-message")
         idle = asyncio.create_task(self._state.backend.idle(), name="backend-idle")
@@ -94,6 +96,7 @@ class SqlSession:
             await asyncio.wait({arrival, idle})
         if not done:
             raise fatal("57P05", "terminating connection due to idle-session timeout")
+        # PostgreSQL has ended the connection; the client's message would have no one to run it.
         if not idle.cancelled() and idle.exception() is not None:
             await idle
         return await arrival
@@ -104,10 +107,12 @@ class SqlSession:
         state = self._state
         text = wire.query_of(body)
         pieces = split(text, standard_strings=state.backend.standard_strings)
+        # A Query destroys the unnamed statement, as in PostgreSQL.
         state.statements.pop(b"", None)
         if not pieces:
             state.client.write(_EMPTY)
         try:
+            # One after another, and none after an error: they are one implicit transaction.
             for piece in pieces:
                 await self._piece(piece, text)
         except StatementRefusedError as error:
@@ -128,6 +133,7 @@ class SqlSession:
             begin = (wire.Bind(b"", b"", (), (), ()).encode(), wire.describe(b"P", b""))
             await self._pass(statement, *begin, wire.execute(b""), hidden=b"2n")
             return
+        # A table may have changed before the analysis took its lock.
         await self._analyzer.again(b"", statement)
         if statement.columns is not None and statement.describes_rows:
             forms = (wire.TEXT,) * len(statement.columns)
@@ -173,6 +179,7 @@ class SqlSession:
 
     async def _parse(self, body: bytes) -> None:
         parse = wire.parse_of(body)
+        # A failed Parse leaves no unnamed statement, while named ones stay.
         if not parse.name:
             self._state.statements.pop(b"", None)
         self._state.statements[parse.name] = await self._analyzer.prepare(parse)
@@ -183,6 +190,7 @@ class SqlSession:
         bind = wire.bind_of(body)
         statement = state.statements.get(bind.statement)
         if bind.portal in state.portals:
+            # Only the unnamed portal is replaced silently.
             if bind.portal:
                 name = bind.portal.decode("utf-8", "replace")
                 raise refused("42P03", f'cursor "{name}" already exists')
@@ -192,6 +200,7 @@ class SqlSession:
             answer, _ = await state.backend.until(b"2")
             if answer.kind == b"E":
                 raise FailedError(answer)
+            # Its keyword is needed when it runs: COMMIT ends the cut, too.
             self._passed[bind.portal] = statement or Statement(None)
         else:
             if state.status == "E":
@@ -267,6 +276,7 @@ class SqlSession:
         with backend.analysis() if prepares else contextlib.nullcontext():
             await backend.send(*messages, wire.FLUSH)
             last = await self._relayed(hidden)
+            # Only a command that was completed has effects to note.
             if last.kind == b"C":
                 await self._ran(statement, committed=last.body.startswith(b"COMMIT"))
         await self._state.client.send(last.encode())
@@ -282,6 +292,7 @@ class SqlSession:
                 return message
             if message.kind not in hidden:
                 await client.send(message.encode())
+            # The server waits for data now, and says nothing before it has all of them.
             if message.kind == b"G":
                 await self._copy_in()
 
@@ -308,6 +319,7 @@ class SqlSession:
                 await state.transaction_ended(committed=committed)
             case "ROLLBACK":
                 await forget_undone(state)
+            # PREPARE TRANSACTION ends the session's transaction, and prepares no statement.
             case "PREPARE" if words[1] == "TRANSACTION":
                 await state.transaction_ended()
             case "PREPARE":

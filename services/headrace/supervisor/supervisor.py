@@ -135,7 +135,10 @@ class Supervisor:
         if kept.keeper is None or kept.keeper.done():
             return
         if kept.process is not None:
-            kept.process.kill() if self._hasty.is_set() else kept.process.terminate()
+            if self._hasty.is_set():
+                kept.process.kill()
+            else:
+                kept.process.terminate()
         if await self._ended(kept.keeper, SAY_AFTER_S):
             return
         self._listener.news(f"waiting for {kept.service.name} to stop; Ctrl-C again kills it")

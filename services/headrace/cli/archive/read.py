@@ -223,8 +223,8 @@ def check_tables(reader: WalReader, seen: AbstractSet[TableName]) -> None:
         if not missing - known:
             return
         with contextlib.suppress(WalFileCollectedError):
-            file = reader.get(file_id)
-            known |= {(one.schema, one.table) for one in file.info.tables} if file else set()
+            if file := reader.get(file_id):
+                known |= {(one.schema, one.table) for one in file.info.tables}
     if lost := missing - known:
         raise UnknownTableError(
             f"the archive contains no change of {_listed(lost)}",
@@ -234,8 +234,10 @@ def check_tables(reader: WalReader, seen: AbstractSet[TableName]) -> None:
 
 def _listed(tables: Iterable[TableName]) -> str:
     names = sorted(f"{schema}.{table}" for schema, table in tables)
-    more = f" and {len(names) - SHOWN_TABLES} more" if len(names) > SHOWN_TABLES else ""
-    return ", ".join(names[:SHOWN_TABLES]) + more
+    text = ", ".join(names[:SHOWN_TABLES])
+    if len(names) > SHOWN_TABLES:
+        text += f" and {len(names) - SHOWN_TABLES} more"
+    return text
 
 
 def _limited(rows: Iterator[RowEntry], limit: int | None) -> Iterator[RowEntry]:

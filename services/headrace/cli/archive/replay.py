@@ -67,6 +67,7 @@ async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: st
     last_id, done = await _tail(js, stream)
     # Events up to `done` are read only because ids count the rows of a WAL record.
     due = (event for event in run.events(done, ids=True) if event.position > done)
+    # Acknowledgements are awaited together, or each message would cost a round trip.
     while window := list(islice(due, WINDOW)):
         answers = []
         for event in window:
@@ -96,6 +97,7 @@ async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: st
 async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
     """The id and position of a stream's last event."""
     state = (await js.stream_info(stream)).state
+    # An empty stream has no predecessor to name, so the first message is stored unconditionally.
     if not state.messages:
         return "", ORIGIN
     message = await js.get_msg(stream, state.last_seq)
@@ -129,6 +131,7 @@ async def _apply(run: ReplayRun, target_url: str) -> None:
         player = _Player(book, run)
         done = player.done_of(await asyncio.to_thread(run.source))
         for info, entry in run.changes(done):
+            # Each source has a position of its own in the target.
             if entry.position > player.done_of(info.source):
                 if player.is_full and not player.continues(info, entry):
                     await player.commit()
@@ -191,6 +194,7 @@ class _Player:
         ):
             return state.live
         wanted = _shape(info)
+        # It must not replace a table that somebody else made.
         if state is None or state.live is None:
             self.steps.append(CreateTable(wanted, replaces=False))
         elif state.relation_id not in {0, info.relation_id}:

@@ -141,17 +141,20 @@ def as_document(row: Mapping[str, Any]) -> dict[str, Any]:
     document = dict(row)
     for name in ("before", "after", "context", "exact"):
         document[name] = json.loads(document[name] or "null")
-    return {
-        name: str(one) if name == "id" or isinstance(one, datetime) else one
-        for name, one in document.items()
-    }
+    for name, one in document.items():
+        if name == "id" or isinstance(one, datetime):
+            document[name] = str(one)
+    return document
 
 
 async def log(search: Search, *, as_json: bool) -> None:
     async with _trail() as (connection, table, _):
         for row in await _found(connection, table, search):
             # Programs get the text as it is, terminals without control characters.
-            print(json.dumps(as_document(row)) if as_json else one_line(_line(row)))
+            if as_json:
+                print(json.dumps(as_document(row)))
+            else:
+                print(one_line(_line(row)))
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -211,11 +214,10 @@ def _told(value: object) -> str:
 async def show(change: str, *, as_json: bool) -> None:
     async with _trail() as (connection, table, _):
         document = as_document(await _one(connection, table, change))
-        print(
-            json.dumps(document)
-            if as_json
-            else plain(json.dumps(document, indent=2, ensure_ascii=False))
-        )
+        if as_json:
+            print(json.dumps(document))
+        else:
+            print(plain(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 async def diff(change: str) -> None:

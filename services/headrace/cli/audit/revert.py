@@ -96,16 +96,12 @@ class Reverting:
         """Undo the changes in one transaction, or none of them."""
         # Every row that the revert writes has this context: a thousand ids would be too many.
         ids = [str(change["id"]) for change in self.changes]
+        if len(ids) > 100:
+            ids = [*ids[:100], f"and {len(ids) - 100} more"]
         # Checks and statements together: what was checked can't change before it is written.
         async with self.source.transaction():
             await self._prepare()
-            said = json.dumps(
-                {
-                    "revert_of": ids
-                    if len(ids) <= 100
-                    else [*ids[:100], f"and {len(ids) - 100} more"]
-                }
-            )
+            said = json.dumps({"revert_of": ids})
             # Becomes the context of these changes in the trail: a reader sees that they are a
             # revert, and of what.
             await self.source.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", said)

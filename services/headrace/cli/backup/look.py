@@ -29,7 +29,9 @@ def shown(size: float) -> str:
     while size >= 1024 and unit < len(_UNITS) - 1:
         size /= 1024
         unit += 1
-    return f"{size:.0f} {_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_UNITS[unit]}"
+    if unit == 0:
+        return f"{size:.0f} {_UNITS[unit]}"
+    return f"{size:.1f} {_UNITS[unit]}"
 
 
 def ls(store: BackupStore, *, as_json: bool) -> None:

@@ -49,6 +49,7 @@ async def examine(settings: Settings) -> Findings:
                 "connection", f"{shown(settings.nats)}, user {settings.nats.user or 'none'}"
             )
             _version(client, findings)
+            # Without JetStream, each of these checks would only repeat that.
             if await _jetstream(client, complaints, findings):
                 await _streams(client, settings, findings)
                 await _pause(client, settings, findings)
@@ -198,6 +199,7 @@ async def _losses(client: Client, settings: Settings, check: str, findings: Find
     except (HeadraceError, NatsError, TimeoutError):
         # The check of the bucket says why.
         return
+    # A stream of the same name that was created later has none of the publisher's messages.
     created = progress.get("stream_created", "")
     if created not in ("", str(now.created)) or now.state.last_seq < progress.get("stream_seq", 0):
         findings.fail(
@@ -250,6 +252,7 @@ async def _bus(
     async def came(_: object) -> None:
         back.set()
 
+    # Both directions: a user may be allowed to publish and not to subscribe.
     subscription = await client.subscribe(subject, cb=came)
     try:
         await client.publish(subject, b"")

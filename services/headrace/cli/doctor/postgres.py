@@ -79,6 +79,7 @@ SELECT (SELECT count(*) FROM pg_replication_slots) AS slots,
 
 async def examine(settings: Settings) -> Findings:
     findings = Findings(GROUP, [])
+    # First, and without PostgreSQL: the slot's reader may be this very suite.
     suite = await suite_of(settings, "doctor")
     try:
         async with postgres(settings, "doctor", _DENIED_REMEDY) as session:
@@ -141,6 +142,7 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
         remedy = "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub."
         findings.fail("publication", f"{name} does not exist", remedy)
         return
+    # Before anything else is asked about the tables: the driver can't read such names as text.
     if unreadable := await _unreadable(session, name):
         findings.fail(
             "names",
@@ -270,6 +272,7 @@ async def _slot(
     if row is None:
         findings.fail("slot", f"{name} does not exist", "Run `headrace init`.")
         return
+    # A slot of another database would stream that one's changes.
     if row["plugin"] != "pgoutput" or row["database"] != row["here"]:
         found = f"{name} is of {row['plugin']} in database {row['database']}"
         findings.fail("slot", found, "Name another slot with --slot.")
@@ -343,4 +346,5 @@ async def _room(session: asyncpg.Connection, settings: Settings, findings: Findi
         findings.warn("WAL bound", "none (max_slot_wal_keep_size = -1)", remedy)
     else:
         findings.ok("WAL bound", f"max_slot_wal_keep_size = {row['keep']}")
+    # The server read its clock between the two readings here.
     findings.skew(row["clock"] - (before + time.time()) / 2)

@@ -61,7 +61,9 @@ def add(
     from headrace.cli.sql import users
 
     def work() -> None:
-        password = None if password_file is None else password_file.read_text().rstrip("\n")
+        password = None
+        if password_file is not None:
+            password = password_file.read_text().rstrip("\n")
         made = users.add(_settings(), name, password, all_tables=not no_tables)
         if made is not None:
             typer.echo(made)
