@@ -22,7 +22,7 @@ def script(path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by its name, and a script finds what lies beside it.
+    # Dataclasses look their module up by its name, and a script imports modules next to it.
     sys.modules[spec.name] = module
     sys.path.insert(0, str((ROOT / path).parent))
     try:

@@ -225,6 +225,7 @@ class RowSelection:
         if not self.tables or "table" not in bounds:
             return True
         low, high = bounds["table"]
+        # By the name only: bounds of two columns say nothing about pairs of their values.
         return any(low <= table <= high for _, table in self.tables)
 
     def wants_table(self, schema: str, name: str) -> bool:
@@ -297,6 +298,7 @@ def groups(
     wanted = tuple(
         place for place, group in enumerate(every) if selection == ALL or selection.wants(group)
     )
+    # The written offsets, which the checksums cover; a page's own offset leaves out its header.
     known = () if info is None else info.groups
     spans = [known[place][:2] if known else _span(every[place]) for place in wanted]
     start = min((start for start, _ in spans), default=0)
@@ -321,6 +323,7 @@ def _span(group: Any) -> tuple[int, int]:
 
 def assembled(size: int, start: int, part: bytes, tail: bytes) -> bytearray:
     """A file of which only a part and the end were fetched: the rest is empty and is not read."""
+    # As long as the file, so that all offsets in the footer stay right.
     data = bytearray(size)
     data[start : start + len(part)] = part
     data[size - len(tail) :] = tail
@@ -353,6 +356,7 @@ def batches(
         if shown is None:
             read = None
         else:
+            # Columns that only the selection needs are read, and left out below.
             read = sorted({*shown, *selection.columns})
         for batch in file.iter_batches(
             batch_size=GROUP_ROWS, row_groups=list(wanted), columns=read, use_threads=False
@@ -397,6 +401,7 @@ def _by_time(pc: Any, batch: pa.RecordBatch, selection: RowSelection) -> pa.Reco
     ):
         if bound is not None and batch.num_rows:
             times = batch.column("commit_time").cast(pa.int64())
+            # A row without a commit time is never excluded by time.
             batch = batch.filter(pc.fill_null(holds(times, bound), True))
     return batch
 

@@ -68,6 +68,7 @@ class Known:
 
     def has(self, change: Mapping[str, Any], source: str) -> bool:
         """Whether the trail has all changes from this one on."""
+        # Positions of two sources can't be compared.
         if change["ordinal"] is None or change["source"] != source:
             return False
         return Position(change["position"], change["ordinal"]) >= self.since
@@ -86,6 +87,7 @@ async def known_of(
         name,
     )
     row = json.loads(found or "{}")
+    # Without its files, nobody knows whether a rewrite has changed rows silently.
     if row.get("since_position") is None or not row["files"]:
         return None
     since = Position(row["since_position"], row["since_ordinal"])
@@ -138,6 +140,7 @@ async def row_at(
         latest = latest or change
         # Everything since this one has to be in the trail (`gap_between`, `Known`).
         oldest = change if new else oldest
+        # All columns are known; older changes would only cost reading.
         if not unknown:
             break
     return TrailRow(
@@ -164,6 +167,7 @@ async def gap_between(
 
 def _is_anothers(after: Mapping[str, Any], columns: tuple[str, ...], key: str) -> bool:
     """Whether the key had this value with other columns: then this was another row."""
+    # None: the change lacks a part of the key, so it proves nothing.
     named = key_text(after, columns)
     return named is not None and named != key
 

@@ -104,6 +104,8 @@ class LiveRows:
         # The settings that decide the text of values, on both sides.
         for one in (self._session, restored):
             one.execute("SET DateStyle = ISO; SET IntervalStyle = postgres; SET TimeZone = 'UTC'")
+            # Row security would hide rows silently; with this setting, PostgreSQL raises an error
+            # instead.
             one.execute(
                 "SET extra_float_digits = 1; SET bytea_output = hex; SET row_security = off"
             )
@@ -117,6 +119,7 @@ class LiveRows:
         with restored.cursor().copy(out) as rows, self._session.cursor().copy(into) as copy:
             for data in rows:
                 copy.write(data)
+        # Autovacuum never looks at a temporary table, and the join below needs statistics.
         self._run("ANALYZE {restored}")
 
     def _read_columns(self, session: psycopg.Connection[Any]) -> list[_Column]:
@@ -126,6 +129,7 @@ class LiveRows:
         """The columns to bring back: those of that moment, which must still be there."""
         live = {one.name: one for one in self._read_columns(self._session)}
         for one in former:
+            # Values of a dropped or converted column have no place any more.
             if one.name not in live or live[one.name].type != one.type:
                 raise RestoreError(
                     f"{self._text}.{one.name} was {one.type} at that moment, and the live table "
@@ -195,6 +199,7 @@ class LiveRows:
         another one by now.
         """
         with self._session.transaction():
+            # Nobody writes from here on, while readers continue.
             self._run("LOCK TABLE ONLY {live} IN SHARE ROW EXCLUSIVE MODE")
             self._compare(_NOW)
             self._require_shown()
@@ -202,6 +207,7 @@ class LiveRows:
                 self._refuse_cascades()
             triggers = self._session.execute(_TRIGGERS, (self._text,)).fetchall()
             for name, _ in triggers:
+                # In the transaction: an error leaves them enabled, as they were.
                 self._run("ALTER TABLE {live} DISABLE TRIGGER {name}", name=sql.Identifier(name))
             counts = self._write(discard_later=discard_later)
             for name, state in triggers:
@@ -249,6 +255,7 @@ class LiveRows:
                 "(SELECT before FROM {shown} WHERE kind = 'delete')",
                 row=self._texts("l"),
             ).rowcount
+        # A table that consists of its key has nothing to update.
         if columns:
             updated = self._run(
                 "UPDATE ONLY {live} l SET {set} FROM {restored} r JOIN {shown} d "

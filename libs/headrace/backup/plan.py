@@ -181,6 +181,7 @@ class Planner:
         stretches = self.way(chosen)
         # Known for every target except a time.
         lsn = self._lsn(target, stretches)
+        # The newest one before the moment, for the least log to replay.
         record = self._backup(target, lsn, stretches)
         end = reach(self.pieces, stretches, record.start_lsn)
         # Its files were copied while they changed: without this log they are inconsistent.
@@ -189,6 +190,7 @@ class Planner:
                 f"the log of backup {record.label} ends at {format_lsn(end)}, before it is "
                 f"consistent at {format_lsn(record.end_lsn)}"
             )
+        # Last, because how far the log reaches depends on the backup.
         self._check_reach(target, lsn, end, record)
         by_label = {one.label: one for one in self.records}
         return RestorePlan(
@@ -217,8 +219,10 @@ class Planner:
         # last one of a number counts.
         for piece in sorted(self.pieces, reverse=True):
             stretch = on_way.get(piece.timeline)
+            # That part of a timeline was left behind by a promotion.
             if stretch is None or piece.start >= stretch.end:
                 continue
+            # Without facts no transaction fits: 1 to 0 is empty.
             low, high = self.facts(piece).get("xids", (1, 0))
             if low <= xid <= high:
                 scan = CommitScan(identity.segment_size, identity.server_version)
@@ -238,6 +242,7 @@ class Planner:
         found = None
         for record in self.records:
             stretch = on_way.get(record.timeline)
+            # It ended after the promotion, on the timeline that was left behind.
             if stretch is None or record.end_lsn > stretch.end:
                 continue
             # The backup has to be consistent before the moment: recovery can't go back.
@@ -271,6 +276,7 @@ class Planner:
     def _commit_after(self, time_us: int, record: BackupRecord, end: int) -> bool:
         """Whether a later commit is stored: then so is everything before it."""
         for piece in sorted(self.pieces, reverse=True):
+            # Pieces beyond a hole prove nothing about what is before it.
             if record.start_lsn < piece.end <= end:
                 last_us = self.facts(piece).get("last_us", 0)
                 if last_us:

@@ -82,6 +82,7 @@ def _checked(url: str) -> str:
     # urlsplit raises ValueError for a port that is not a number.
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
+        # Here, because nats-py would only say that no server is available.
         if parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0):
             return url
     scheme, _, place = url.partition("://")
@@ -176,6 +177,7 @@ class _Client(Client):
         return bytes(super()._connect_command())
 
     async def _connect_to_server(self, s: Any) -> None:
+        # Only plain TCP needs the other transport.
         if self._transport or s.uri.scheme in ("ws", "wss"):
             await super()._connect_to_server(s)
             return
@@ -226,6 +228,7 @@ def options(settings: NatsSettings, name: str) -> dict[str, Any]:
         "servers": servers(settings),
         "name": name,
         "reconnect_time_wait": settings.reconnect_wait_s,
+        # -1 is forever: a service outlives any outage of its server.
         "max_reconnect_attempts": -1,
         # A half-open connection is detected by its silence: after three of these.
         "ping_interval": settings.ping_interval_s,
@@ -307,6 +310,7 @@ async def _first_connection(scope: Scope, settings: NatsSettings, closing: async
         except NatsUnreachableError as error:
             scope.health.block("nats", str(error))
             await scope.pause(backoff.pause_s())
+            # A stop while the server was away: the caller has no client to continue with.
             if scope.stopping.is_set():
                 raise
         else:

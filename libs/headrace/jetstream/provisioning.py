@@ -47,6 +47,7 @@ SILENT_MAX = 3
 def declared(settings: StreamSettings) -> list[StreamConfig]:
     """Every stream (a KV bucket is one too) of the suite."""
     if settings.retention is Retention.STRICT:
+        # Refused messages stay in PostgreSQL's log; discarded ones would be lost.
         discard = DiscardPolicy.NEW
     else:
         discard = DiscardPolicy.OLD
@@ -126,6 +127,7 @@ def _object_store(common: StreamConfig, name: str, what: str, age_max_s: float) 
 async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
     """Create what is missing; returns the names of what was created."""
     client = connection_of(js)
+    # Compared afterwards: a connection that was lost and came back explains a time-out.
     reconnects = client.stats["reconnects"]
     try:
         return [
@@ -149,6 +151,7 @@ async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamS
         try:
             await ensure(js, settings)
         except HeadraceError as error:
+            # nats-server is silent to a request that isn't permitted, as it is while it starts.
             silent += isinstance(error.__cause__, NatsTimeoutError) and not error.retry
             if not error.retry and not 0 < silent < SILENT_MAX:
                 raise
@@ -176,6 +179,7 @@ async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:
         return await _create(js, config)
     except (NoRespondersError, NatsTimeoutError, APIError) as error:
         raise _explained(error, config, js) from error
+    # Only subjects are required; all limits are the operator's.
     missing = set(config.subjects or []) - set(info.config.subjects or [])
     if missing:
         raise MissingObjectError(
@@ -190,6 +194,7 @@ async def _create(js: JetStreamContext, config: StreamConfig) -> bool:
         try:
             await js.add_stream(attempt)
         except APIError as error:
+            # The next attempt leaves out what this server doesn't know.
             if _unknown_to_old_server(error) and attempt.allow_batched is not None:
                 continue
             raise _explained(error, config, js) from error

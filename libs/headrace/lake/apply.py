@@ -24,6 +24,7 @@ class LakeRowMissingError(LakeError):
 def apply(draft: TableDraft, table: LakeTable, batch: pa.Table) -> None:
     """Apply a table's archived rows, which all have the table's current shape, in order."""
     net = fold(batch, table.unique_key)
+    # First: the rows of this batch came after it.
     if net.truncated:
         draft.truncate()
     if net.empty:
@@ -32,6 +33,7 @@ def apply(draft: TableDraft, table: LakeTable, batch: pa.Table) -> None:
         found, codes = _find(draft, table, net)
     rows = JsonRows(table.infos).read(net.rows, net.exact)
     if net.borrowed:
+        # Before the delete: the rows that lend their values are about to go.
         rows = _with_borrowed(draft, table, net, rows, found, codes)
     if net.keys:
         draft.delete(found)
@@ -49,9 +51,11 @@ def _find(draft: TableDraft, table: LakeTable, net: NetChanges) -> tuple[Found, 
         # Rows that are NULL in the columns differ in the texts of `_headrace_exact`.
         needles = Needles(keys)
         counts = np.zeros(len(net.keys), np.int64)
+        # Equal rows share a number, so their counts are added.
         np.add.at(counts, needles.codes, np.array(net.counts, np.int64))
         return draft.find(needles, KeyColumns((*ids, table.exact_id)), counts), needles.codes
     texts = keys.column(ITEM_EXACT).combine_chunks()
+    # Keys that their columns can't hold are compared by their texts as well.
     exact = sorted({name for value in texts.to_pylist() for name, _ in value or ()})
     keys = keys.drop_columns([ITEM_EXACT])
     for name in exact:
@@ -80,6 +84,7 @@ def _with_borrowed(
             if name not in each.columns:
                 continue
             code = int(codes[each.key])
+            # The lake should have it. Copying the table again repairs it.
             if code not in lent:
                 raise LakeRowMissingError(
                     f"{table.name}: a change lacks its value of {name}, and the lake has no row "

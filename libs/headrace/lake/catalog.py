@@ -205,6 +205,7 @@ def pointer_change(move: Move) -> tuple[str, tuple[object, ...]]:
     table = move.table
     key = (CATALOG_NAME, table.namespace, table.name)
     if move.before is None:
+        # No row is changed if the name is taken, which the caller notices.
         return _INSERT_POINTER, (*key, move.after)
     where = (
         "WHERE catalog_name = {} AND table_namespace = {} AND table_name = {} "

@@ -50,7 +50,8 @@ class CopyRows:
         try:
             columns = self._columns(data, self._kinds)
         except pa.ArrowInvalid:
-            # A value that its column's declared type doesn't have.
+            # A value that its column's declared type doesn't have: only this block is read again,
+            # as texts.
             return self._read(self._strings(data), [pa.string()] * len(self._kinds))
         return self._read(columns, self._kinds)
 

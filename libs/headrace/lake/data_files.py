@@ -85,6 +85,7 @@ class RowsWriter:
         self._writer.close()
         data = self._sink.getbuffer()
         location = f"{self._folder}/data/{uuid.uuid4()}.parquet"
+        # Before the catalog knows it: a cut refers only to files that exist.
         self._files.put(location, data)
         statistics = data_file_statistics_from_parquet_metadata(
             self._writer.writer.metadata,
@@ -149,6 +150,7 @@ def write_positions(files: LakeFiles, folder: str, path: str, positions: Ints) -
     data = sink.getvalue()
     location = f"{folder}/data/{uuid.uuid4()}-deletes.parquet"
     files.put(location, data)
+    # Whole and not truncated, as usual bounds are: readers match delete files by equality.
     bound = {FILE_PATH_ID: path.encode()}
     statistics = {
         "record_count": len(positions),

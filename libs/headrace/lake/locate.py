@@ -31,6 +31,8 @@ class Needles:
             dictionary = values.unique()
             self._dictionaries.append(dictionary)
             found = pc.index_in(values, value_set=dictionary).to_numpy().astype(np.int64)
+            # After each column, so that the product never exceeds the number of keys times one
+            # column.
             codes, table = _narrowed(codes * len(dictionary) + found)
             self._tables.append(table)
         self.codes = codes
@@ -48,6 +50,7 @@ class Needles:
             found = pc.index_in(values, value_set=dictionary)
             place = pc.fill_null(found, _NOWHERE).to_numpy().astype(np.int64)
             combined = place if codes is None else codes * len(dictionary) + place
+            # A row without a part of the key matches none, even if its other columns fit.
             missing = place < 0 if codes is None else (place < 0) | (codes < 0)
             combined[missing] = _NOWHERE
             codes = _looked_up(table, combined)
@@ -66,6 +69,7 @@ def _narrowed(combined: Ints) -> tuple[Ints, Ints]:
 def _looked_up(table: Ints, combined: Ints) -> Ints:
     if not len(table):
         return np.full(len(combined), _NOWHERE, np.int64)
+    # A value behind the last one would be out of range; the comparison below rejects it.
     place = np.minimum(np.searchsorted(table, combined), len(table) - 1)
     return np.where((table[place] == combined) & (combined >= 0), place, _NOWHERE)
 
@@ -100,6 +104,7 @@ def rows_of(codes: Ints, keys: int, *, counts: Ints | None = None) -> Ints:
     order = np.argsort(codes[found], kind="stable")
     sorted_codes = codes[found][order]
     begins = np.searchsorted(sorted_codes, np.arange(keys))
+    # The first rows of each key are taken, as many as are asked for.
     place_in_key = np.arange(len(order)) - begins[sorted_codes]
     chosen = place_in_key < counts[sorted_codes]
     return np.sort(found[order[chosen]])

@@ -285,7 +285,7 @@ class LakeWriter:
                 self._reshape(followed, evolution.table)
             try:
                 apply(followed.draft, followed.table, batch)
-            # The lake and the source differ. A new copy mends it; going on would hide it.
+            # The lake and the source differ. A new copy repairs that; continuing would hide it.
             except LakeRowMissingError as error:
                 self.to_copy[name] = str(error)
 

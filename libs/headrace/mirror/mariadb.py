@@ -136,7 +136,8 @@ class MariadbTarget(ThreadedTarget):
                 session.commit()
                 return
             with session.locked():
-                # The marks are in the journal: whoever completes it stores them with its last step.
+                # The marks are in the journal: the process that completes it stores them with its
+                # last step.
                 journal.seal(marks)
                 refused = journal.execute()
         # The marks in memory are not the stored ones any more; an error makes the mirror load them.
@@ -173,7 +174,7 @@ class MariadbReading:
                 # From here on, nobody can change the table's shape under this reader.
                 self._session.ask(f"SELECT 1 FROM {table_name(table)} LIMIT 0")
             marks = self._session.marks()
-            # DDL commits at once, so other sessions see the steps of a journal one by one.
+            # DDL commits immediately, so other sessions see the steps of a journal one by one.
             if not Journal.is_open(marks):
                 return _of_mirror(marks)
             # Its tables are between two moments.

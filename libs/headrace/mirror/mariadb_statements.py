@@ -242,7 +242,7 @@ class Statements:
                 f"{shown} has a name of more than {_NAME_CHARACTERS} characters",
                 remedy="Rename the table, or leave it out of `tables`.",
             )
-        # The server compares names of columns without case, whatever the collation.
+        # The server compares names of columns without case in any collation.
         folded = [column.name.lower() for column in table.columns]
         if len(set(folded)) != len(folded):
             raise target.TargetError(

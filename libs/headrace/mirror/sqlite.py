@@ -91,7 +91,7 @@ class SqliteTarget(ThreadedTarget):
         self,
         table: Table | None = None,  # noqa: ARG002  # the port's
     ) -> AsyncIterator[SqliteReading]:
-        # A connection of its own: in WAL mode it sees its moment while the writer goes on.
+        # A separate connection: in WAL mode it sees its moment while the writer continues.
         reading = await asyncio.to_thread(SqliteReading, self._path)
         try:
             yield reading

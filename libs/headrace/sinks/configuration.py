@@ -136,6 +136,7 @@ def _resolved(name: str, value: Any, environ: Mapping[str, str]) -> Any:
         if rest not in environ:
             raise ConfigurationError(f"{name} = {value!r}: the variable is not set")
         return environ[rest]
+    # `file://` is an address, and no reference.
     if kind == "file" and not rest.startswith("//"):
         try:
             return Path(rest).read_text().rstrip("\n")
@@ -160,6 +161,7 @@ class _Reader:
 
     def refuse(self, path: KeyPath, why: str, remedy: str = "") -> NoReturn:
         key = ".".join(str(part) for part in path if isinstance(part, str))
+        # The value is not in the file, so its line would mislead.
         if len(path) > 2 and (variable := self.overridden.get(str(path[2]))):
             where = variable
         else:
@@ -177,9 +179,11 @@ class _Reader:
                 f"{name!r} is not a sink's name",
                 "Use 1 to 40 lower-case letters, digits and hyphens.",
             )
+        # Before anything is read: a variable is checked like the key that it replaces.
         table = self._overriding(name, table, environ)
         values: dict[str, Any] = {}
         for key, value in table.items():
+            # A misspelled key would otherwise be ignored, with its effect.
             if key not in KEYS:
                 self.refuse((*at, key), f"is not a key of a sink; they are {', '.join(KEYS)}")
             to, read = KEYS[key]
@@ -189,6 +193,7 @@ class _Reader:
                 self.refuse((*at, key), str(error))
         if "to" not in values:
             self.refuse(at, f"{name!r} has no key `to`, the target's address")
+        # Which keys are valid depends on the target, so it is decided first.
         if is_database(known_address(values["to"], environ)):
             self._check_database(at, name, table)
             # The only ones that a copy can have, so that `plan` shows what happens.
@@ -198,6 +203,7 @@ class _Reader:
             self._check_records(at, name, table, environ)
         values["pace"] = self._pace(at, values)
         for option, value in values.get("options", {}).items():
+            # The file belongs into version control, and its content is shown by `plan`.
             if _SECRET.search(option) and not _is_reference(value):
                 self.refuse(
                     (*at, "options", option),
@@ -251,6 +257,7 @@ class _Reader:
         self.overridden = {}
         for key in KEYS:
             variable = prefix + key.upper()
+            # The name decides which variables are the sink's.
             if variable not in environ or key == "name":
                 continue
             self.overridden[key] = variable
@@ -292,6 +299,7 @@ def _of_variable(key: str, text: str) -> Any:
         return list(listed(text))
     if key in {"columns", "where", "batch", "options"}:
         try:
+            # Tables and lists of values in TOML's own form, as in the file.
             return tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             return text

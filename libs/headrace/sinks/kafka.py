@@ -119,6 +119,7 @@ class KafkaSink:
         self._producer = producer
         self._connect(producer)
         self._topics.open()
+        # The fence: Kafka completes or aborts what an older process left, then refuses it.
         producer.init_transactions(TIMEOUT_S)
         stored = self._topics.last_position(TIMEOUT_S)
         if stored is None:
@@ -163,6 +164,7 @@ class KafkaSink:
         if self._in_transaction:
             # Fenced, or the broker is away: the next session's fence aborts it.
             with contextlib.suppress(KafkaException):
+                # Records in the queue would otherwise be sent before the abort.
                 producer.purge()
                 producer.abort_transaction(ABORT_TIMEOUT_S)
         # Not its `close`, which waits for a broker that is away.
@@ -189,6 +191,7 @@ class KafkaSink:
             self._topics.need(topic)
         try:
             self._produce(topic, record.key, record.value, record.headers)
+            # After the event: log compaction keeps the last record of a key, which removes the row.
             if self._options.tombstones and record.event.operation == "DELETE" and record.key:
                 self._produce(topic, record.key, None, record.headers)
         except KafkaException as error:
@@ -229,6 +232,7 @@ class KafkaSink:
         self._unsent = []
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        # Called by the client within `poll` and `flush`: raising is left to `_flush`.
         if error is not None:
             self._failed.append((error, message))
 

@@ -124,6 +124,7 @@ class ValkeySink:
         """Take the next number, which ends an older process, and read the position with it."""
         with self._translated("open"):
             await self._refuse_eviction()
+            # Before the number is taken: a server that refuses scripts fences nobody.
             await self._client.script_load(WRITE.text)
             epoch, position = await self._client.eval(OPEN, 1, self._own_key)
         self._epoch = str(epoch).encode()
@@ -151,6 +152,7 @@ class ValkeySink:
         begun = copies(marks)
         if begun and isinstance(self._form, RowHashes) and not any(c.snapshot_id for c in begun):
             # Rows that were deleted since are not in the copies.
+            # At the first commit of new copies, before any of their rows is written.
             self._writes.insert(0, _Write("", await self._removals()))
         await self._send(marks)
 
@@ -185,8 +187,10 @@ class ValkeySink:
         """Run one script for each write; the last one stores `marks`, if there are any."""
         writes, self._writes = self._writes, []
         if not writes and marks is not None:
+            # A script without commands, which stores the marks.
             writes = [_Write("")]
         position, reached = self._position, dict(self._marks)
+        # Each script is atomic, and the position links them: MULTI would add nothing.
         pipeline = self._client.pipeline(transaction=False)
         for number, one in enumerate(writes):
             if one.position is not None:
@@ -199,12 +203,15 @@ class ValkeySink:
             packed = msgpack.packb(one.commands, use_bin_type=False)
             arguments: list[Any] = [self._own_key, self._epoch, position, following, packed]
             pipeline.evalsha(WRITE.sha, 1, *arguments)
+            # The next script expects what this one stores: if one fails, those after it write
+            # nothing.
             position = following
         failpoint("sink.half_written")
         with self._translated("commit"):
             # An error that the pipeline raises would contain the command, and with it rows.
             for answer in await pipeline.execute(raise_on_error=False):
                 self._check(answer)
+        # Only now: after an error the session ends, and the next one reads what the server has.
         self._position, self._marks = position, reached
         failpoint("sink.half_committed")
 

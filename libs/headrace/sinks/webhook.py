@@ -114,6 +114,7 @@ class WebhookSink:
         """Create the HTTP client; requests come later."""
         self._refuse_private_literal()
         connector = aiohttp.TCPConnector(
+            # A connection for each lane: none waits for another's.
             limit=self._options.lanes,
             resolver=PublicResolver(self._networks),
             ssl=tls_context(self._options.ca_file),
@@ -121,7 +122,9 @@ class WebhookSink:
         self._http = aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=self._options.timeout_s),
+            # Answers are not read, and a small compressed one could expand to gigabytes.
             auto_decompress=False,
+            # A cookie would be state that a new session does not have.
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         return {}
@@ -139,6 +142,8 @@ class WebhookSink:
         try:
             found = await resolver.resolve(host, port or 0, socket.AF_UNSPEC)
             async with asyncio.timeout(self._options.timeout_s):
+                # To the address that was checked: a second look-up of the name might give a private
+                # one.
                 _, writer = await asyncio.open_connection(found[0]["host"], port, **security)
         except PrivateAddressError as error:
             raise _private(self._name, host) from error
@@ -185,6 +190,7 @@ class WebhookSink:
         for record in records:
             lane = zlib.crc32(record.destination.encode() + (record.key or b""))
             lanes.setdefault(lane % self._options.lanes, []).append(record)
+        # The group ends when all lanes have: then a record without a key may follow.
         async with asyncio.TaskGroup() as group:
             for number, lane_records in lanes.items():
                 group.create_task(self._run(lane_records), name=f"webhook lane {number}")
@@ -209,16 +215,19 @@ class WebhookSink:
             self._failure = error
 
     async def _send(self, record: Record) -> None:
+        # Before the first attempt: the receiver would only refuse it after the transfer.
         if len(record.value) > self._options.body_bytes_max:
             size = len(record.value)
             raise RefusedError(record, f"{size} bytes are more than `body_bytes_max`")
         deadline = time.monotonic() + RETRY_S
         pause_s = BACKOFF_S
         while True:
+            # A receiver that is too busy is so for every lane.
             await asyncio.sleep(max(0.0, self._resume_at - time.monotonic()))
             reason = await self._attempt(record)
             if not reason:
                 return
+            # Another lane has failed: the session ends, and the next one sends this record again.
             if self._failure is not None or time.monotonic() + pause_s > deadline:
                 raise SinkAwayError(f"The webhook {self._name} does not accept records: {reason}")
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311  # no secret
@@ -232,6 +241,7 @@ class WebhookSink:
                 self._url,
                 data=record.value,
                 headers=self._headers(record),
+                # A redirect could lead to a private address, with the signature.
                 allow_redirects=False,
             ) as answer:
                 if 200 <= answer.status < 300:
@@ -249,6 +259,7 @@ class WebhookSink:
     def _answered(self, record: Record, answer: aiohttp.ClientResponse) -> str:
         """Interpret an answer that is not a success."""
         status = answer.status
+        # 410 is the receiver's way to unsubscribe (Standard Webhooks).
         if status == 410:
             raise DisabledError(f"The webhook {self._name} answered 410: it wants no more requests")
         if 300 <= status < 400:
@@ -274,6 +285,7 @@ class WebhookSink:
         # A table's name may contain characters that a header can't.
         given["headrace-id"] = header_safe(record.id)
         given["Content-Type"] = self._options.content_type
+        # Last: nothing that a user sets may replace the signature.
         return given | self._signer.headers(record.id, record.value)
 
 
@@ -300,6 +312,7 @@ def _retry_after(text: str) -> float:
         wait_s = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):
         return 0.0
+    # Without an upper limit, a wrong clock there would stop the sink for years.
     return min(max(wait_s, 0.0), RETRY_AFTER_S_MAX)
 
 

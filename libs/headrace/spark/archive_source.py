@@ -217,6 +217,7 @@ def _found(reader: WalReader, file_id: int) -> ListedFile:
 def grouped(listed: Sequence[ListedFile], tasks: int, files_per_task: int) -> list[FilesPartition]:
     """Consecutive files, distributed by their bytes."""
     total = sum(item.size for _, item in listed)
+    # As many tasks as there are cores, unless they would be tiny or huge.
     each = max(TASK_BYTES_MIN, min(TASK_BYTES, -(-total // tasks)))
     made: list[FilesPartition] = []
     before = 0
@@ -247,6 +248,7 @@ def rows(
             raise WalFileMissingError(
                 f"{layout.described(file_id)} existed when the query was planned"
             )
+        # A gap outside the wanted range is no fault of this query.
         if read_protocol.interesting(file.info, chosen):
             reader.reading.check(file.info)
         for batch in file.batches(chosen, options.columns):

@@ -32,6 +32,7 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
     # The caller may have selected columns without it.
     if "exact" not in changes.columns:
         changes = changes.withColumn("exact", F.lit(None).cast("string"))
+    # A struct compares field by field, as positions do.
     at = F.struct("commit_lsn", "ordinal")
     last_truncate = changes.where("operation = 'truncate'").agg(F.max(at).alias("truncated"))
     # A join with one row: collecting its value would run a job while the query is only planned.
@@ -43,6 +44,7 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
     folded = (
         steps.groupBy("key")
         .agg(
+            # Spark collects a group's rows in any order.
             F.array_sort(
                 F.collect_list(F.struct("place", "gone", "row", "unchanged", "move")), _earlier
             ).alias("history")

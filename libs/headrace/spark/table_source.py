@@ -149,6 +149,7 @@ def _blocks(plan: SnapshotPlan, partition: TablePartition) -> Iterator[bytes]:
     """COPY's output, a few MiB of whole rows at a time, received while the previous ones are
     parsed.
     """
+    # Bounded: PostgreSQL waits while Spark is behind.
     blocks: queue.Queue[bytes | BaseException | None] = queue.Queue(BLOCKS_AHEAD)
     over = threading.Event()
 
@@ -166,6 +167,7 @@ def _blocks(plan: SnapshotPlan, partition: TablePartition) -> Iterator[bytes]:
             # Raised again where the rows are waited for.
             give(error)
 
+    # A daemon, because Spark's worker must be able to end while PostgreSQL is silent.
     threading.Thread(target=receive, name="headrace-copy", daemon=True).start()
     try:
         while (block := blocks.get()) is not None:

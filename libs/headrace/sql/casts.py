@@ -45,6 +45,7 @@ def via_text(
     source = argument.form.type_oid
     if result_oid not in _TEXTS:
         raise NotProvenEqualError(f"a cast from {type_name} to type {result_oid} by its text")
+    # A null of any type has no text.
     if argument.is_null:
         return value("CAST(NULL AS VARCHAR)", result_oid)
     if argument.form.meaning is Meaning.TEXT:
@@ -65,6 +66,7 @@ def via_text(
 def moment_text(sql: str, oid: int) -> str:
     """The text of a date or timestamp in ISO form, in UTC."""
     if oid == type_oids.DATE:
+        # DuckDB writes (BC).
         return f"replace(CAST({sql} AS VARCHAR), ' (BC)', ' BC')"
     moment = f"({sql} AT TIME ZONE 'UTC')" if oid == _ZONED else sql
     offset = " || '+00'" if oid == _ZONED else ""

@@ -58,6 +58,7 @@ def sort_key(expression: Expression, operator: str, *, nulls_first: bool) -> str
     directions = {"<": "ASC", ">": "DESC"}
     if operator not in directions:
         raise NotProvenEqualError(f"ORDER BY USING {operator}")
+    # Always written out: DuckDB's default differs from PostgreSQL's for DESC.
     nulls = "FIRST" if nulls_first else "LAST"
     return f"{ordered(expression)} {directions[operator]} NULLS {nulls}"
 

@@ -97,6 +97,7 @@ class TableFeed:
 
     def feed(self, state: FedTable | None, cut: CutTable, name: str | None = None) -> FedTable:
         """The table as the cut has it; a new one has the name, or any."""
+        # Most tables have not changed since the last cut, and cost nothing.
         if state is not None and state.snapshot_id == cut.snapshot_id and state.table == cut.table:
             return state
         columns = stored_columns(cut.table)
@@ -113,6 +114,7 @@ class TableFeed:
                 begun = self._insert(begun, path, copied, columns, cut)
                 files[path] = copied
         begun = replace(begun, files=files, table=cut.table, snapshot_id=cut.snapshot_id)
+        # More dead rows than living ones: DuckDB gives their place back only with the table.
         if begun.dead_rows > max(DEAD_ROWS_MIN, begun.rows):
             begun = self._written_again(begun, columns)
         return replace(begun, unheld=self._unheld(begun, columns))
@@ -166,6 +168,8 @@ class TableFeed:
             new.append((copied.number, np.setdiff1d(deleted, copied.deleted)))
             files[path] = replace(copied, deleted=deleted, delete_files=deletes.files_of(path))
         removed = self._delete_files(state, gone) + self._delete_positions(state, new)
+        # DuckDB's own count: a difference means that the copy lacks rows, and answers would be
+        # wrong.
         if removed != rows + sum(len(positions) for _, positions in new):
             raise CopyDamagedError(cut.identity, str(cut.table.name))
         return replace(state, files=files, dead_rows=state.dead_rows + removed)
@@ -180,6 +184,7 @@ class TableFeed:
         places = [(number, positions) for number, positions in new if len(positions)]
         if not places:
             return 0
+        # One DELETE for all files: each statement would scan the table.
         numbers = np.repeat([number for number, _ in places], [len(each) for _, each in places])
         positions = np.concatenate([each for _, each in places])
         found = pa.table({FILE: pa.array(numbers, pa.int32()), POSITION: pa.array(positions)})
@@ -233,6 +238,7 @@ class TableFeed:
         try:
             return self._changed(statement)
         finally:
+            # DuckDB would hold the rows' memory as long as the name exists.
             self._cursor.unregister(_INPUT)
 
     def _changed(self, statement: str) -> int:
@@ -266,6 +272,7 @@ def read_rows(
     start = 0
     for count_, batch in _batches(file, wanted):
         lives = np.ones(count_, np.bool_)
+        # Positions are sorted, so those of this part are found without a look at all of them.
         first, last = np.searchsorted(deleted, [start, start + count_])
         lives[deleted[first:last] - start] = False
         positions = pa.array(np.flatnonzero(lives) + start, pa.int32())

@@ -105,11 +105,13 @@ class LakeCopy:
         One thread calls it. If it raises, readers see the cut from before, and the next call starts
         again.
         """
+        # First: dead rows that only an old pin needs can be freed by this feed.
         self.expire_pins()
         before = self.cut
         last = self._reader.last()
         if last is None or last == before:
             return None
+        # The attempt, too: another lake in the same place may have a cut with this number.
         if before is None or (last.number, last.attempt) != (before.number, before.attempt):
             tables = self._reader.read()
             if tables is None:
@@ -132,7 +134,9 @@ class LakeCopy:
             self._copy.cursor.execute("BEGIN TRANSACTION")
             states = self._fed(cut)
             number = self._copy.version + 1
+            # In the feed's transaction: a reader of it sees the tables of the same version.
             self._copy.cursor.execute("UPDATE shown SET version = ?", [number])
+            # Before the commit: a reader that sees the version finds its description.
             self._copy.versions[number] = self._described(cut.cut, states)
             self._copy.cursor.execute("COMMIT")
         except BaseException as error:
@@ -142,6 +146,7 @@ class LakeCopy:
                     f"cut {cut.cut.number} of the lake doesn't fit into the copy"
                 ) from error
             raise
+        # After the commit: a transaction that failed leaves the states from before.
         self._copy.states = states
         self._copy.version = number
         self._forget()
@@ -158,6 +163,7 @@ class LakeCopy:
 
     def _described(self, cut: Cut, states: Mapping[str, FedTable]) -> _Version:
         tables = {state.table.name: state.table for state in states.values()}
+        # Defining takes locks in PostgreSQL, and most cuts change no table's form.
         if tables != self._defined[0] or not self._copy.version:
             self._defined = (tables, self._define(tables))
         relations: dict[int, LakeRelation] = {}

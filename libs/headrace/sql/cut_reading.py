@@ -90,6 +90,7 @@ class CutReader:
                 # A cut moves its pointers in one transaction: they are those of the cut that was
                 # the last one before and after they were read.
                 again = self._catalog.last_cut(self._slot)
+                # Between the two looks a cut may have moved some of the pointers that were read.
                 if again is None or (again.number, again.attempt) != (cut.number, cut.attempt):
                     continue
                 return CutTables(again, self._read(cut, locations))
@@ -107,6 +108,7 @@ class CutReader:
 
     def _read(self, cut: Cut, locations: Mapping[TableName, str]) -> dict[TableName, CutTable]:
         ours = {name: place for name, place in locations.items() if str(name) in cut.tables}
+        # Only what this cut uses is kept, so memory doesn't grow with the number of cuts.
         before = self._tables
         self._tables = {}
         found = {}
@@ -135,6 +137,7 @@ class CutReader:
         table = described_table(name, metadata.properties, self._slot)
         assert table is not None, "another program's tables are not read"
         snapshot = metadata.snapshot_by_id(snapshot_id)
+        # 0 is a table without a snapshot, which has no rows.
         if snapshot is None and snapshot_id:
             raise LakeError(
                 f"the snapshot {snapshot_id} of {name} is gone",

@@ -89,12 +89,14 @@ class Expressions:
 
     def translate(self, node: Node, place: Place = ROWS) -> Expression:
         """The expression at its place."""
+        # A whole grouped expression has one value per group, although its columns have not.
         if place.grouped and self.scope.groups and node in self.scope.groups:
             place = replace(place, grouped=False)
         handle = _HANDLERS.get(node.kind) or self.queries.special(node.kind)
         if handle is None:
             raise NotProvenEqualError(node.kind)
         expression = handle(self, node, place)
+        # Expressions repeat their arguments, so the text can double at each level.
         if len(expression.sql) > SQL_CHARACTERS_MAX:
             raise NotProvenEqualError("a statement of this size")
         return expression
@@ -113,6 +115,7 @@ class Expressions:
     ) -> Expression:
         signature = self.builtins.function(oid)
         handler = FUNCTIONS.get(signature)
+        # The list has proven functions only (ADR 0034): a similar name is no proof.
         if handler is None:
             kind = "volatile function" if oid in self.builtins.volatile else "function"
             raise NotProvenEqualError(f"{kind} {signature}")
@@ -132,8 +135,10 @@ def _variable(self: Expressions, node: Node, place: Place) -> Expression:
     if entry is None:
         raise NotProvenEqualError("a reference to this kind of range table entry")
     expression = entry.column(node.integer("varattno"))
+    # The tree and the table's definition are of different times.
     if expression.form.type_oid != node.integer("vartype"):
         raise QueryTreeError("a column has another type than its table's definition says")
+    # A column of an outer query is constant within this one's groups.
     dependent = place.grouped and not levels and number not in scope.group_entries
     # Not a group, but determined by one: the rest of a table whose primary key is grouped by.
     return _any_of_group(expression) if dependent else expression
@@ -155,6 +160,7 @@ def _constant(self: Expressions, node: Node, place: Place) -> Expression:
 
 def _parameter(self: Expressions, node: Node, place: Place) -> Expression:
     kind = node.integer("paramkind")
+    # In IN (SELECT …), the tree names the subquery's columns by parameters.
     if kind == _SUBLINK_PARAMETER and place.columns is not None:
         return place.columns.column(node.integer("paramid"))
     if kind != _EXTERNAL_PARAMETER:
@@ -163,6 +169,7 @@ def _parameter(self: Expressions, node: Node, place: Place) -> Expression:
     form = form_of(oid)
     if oid == type_oids.NUMERIC:
         number = node.integer("paramid")
+        # DuckDB needs digits and scale, which only the value at hand has.
         form = decimal_form(*self.scope.statement.numeric_digits(number))
     elif form.meaning is Meaning.TEXT:
         raise NotProvenEqualError(
@@ -181,6 +188,7 @@ def _function(self: Expressions, node: Node, place: Place) -> Expression:
     if node.flag("funcretset") or node.flag("funcvariadic"):
         raise NotProvenEqualError(f"function {self.builtins.function(oid)}")
     signature = self.builtins.function(oid)
+    # The session's: now() in PostgreSQL is the start of the transaction, which DuckDB doesn't know.
     if signature in _SESSION_VALUES:
         return _session_value(self, _SESSION_VALUES[signature], node.integer("funcresulttype"))
     return self.call(oid, node, place, node.integer("funcresulttype"))
@@ -217,6 +225,7 @@ def _null_if(self: Expressions, node: Node, place: Place) -> Expression:
     args = [self.translate(arg, place) for arg in node.nodes("args")]
     equal = self.apply(node.integer("opfuncid"), args, type_oids.BOOL, node)
     first = args[0]
+    # By PostgreSQL's operator: DuckDB's NULLIF might compare texts or numbers in another way.
     sql = f"(CASE WHEN {equal.sql} THEN NULL ELSE {first.sql} END)"
     return Expression(sql, first.form, first.scale)
 
@@ -232,6 +241,7 @@ def _boolean(self: Expressions, node: Node, place: Place) -> Expression:
 
 
 def _null_test(self: Expressions, node: Node, place: Place) -> Expression:
+    # A row IS NULL if all of its fields are; DuckDB asks for the row itself.
     if node.flag("argisrow"):
         raise NotProvenEqualError("IS NULL of a row")
     operator = "IS NOT NULL" if node.integer("nulltesttype") else "IS NULL"
@@ -268,6 +278,7 @@ def _collate(self: Expressions, node: Node, place: Place) -> Expression:
 def _case(self: Expressions, node: Node, place: Place) -> Expression:
     tested = node.optional("arg")
     if tested is not None:
+        # Each WHEN has a node that stands for the tested value.
         place = replace(place, case_value=self.translate(tested, place))
     whens = node.nodes("args")
     conditions = [self.translate(when.node("expr"), place).sql for when in whens]
@@ -314,6 +325,7 @@ def _min_max(self: Expressions, node: Node, place: Place) -> Expression:
     form, branches = unified(args)
     for branch in branches:
         ordered(branch)
+    # Blanks at the end don't count in its comparison, and equal values print differently.
     if form.type_oid == BPCHAR_OID:
         raise NotProvenEqualError("GREATEST or LEAST of character")
     function = "least" if node.integer("op") else "greatest"
@@ -342,6 +354,7 @@ def _row_comparison(self: Expressions, node: Node, place: Place) -> Expression:
     last = pairs.pop()
     sql = f"({last[0]} {operator} {last[1]})"
     for left, right in reversed(pairs):
+        # Columns before the last decide only if they differ, so without "or equal".
         strict = operator[0]
         decided = f"WHEN {left} <> {right} THEN {left} {strict} {right}"
         sql = f"(CASE {decided} WHEN {left} = {right} THEN {sql} END)"
@@ -394,9 +407,11 @@ def _each_element(
         self.apply(node.integer("opfuncid"), [left, element], type_oids.BOOL, node)
         for element in elements
     ]
+    # ANY of nothing is false, ALL of nothing is true, also for a null on the left.
     if not tests:
         return value("false" if joined == " OR " else "true", type_oids.BOOL)
     operator = self.builtins.function(node.integer("opfuncid"))
+    # IN is faster than a chain of OR, but it compares by DuckDB's own equality.
     plain = left.form.type_oid != BPCHAR_OID and "(" in operator
     equal = operator.partition("(")[0].endswith("eq") and joined == " OR "
     unequal = operator.partition("(")[0].endswith("ne") and joined == " AND "

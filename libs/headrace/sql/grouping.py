@@ -70,6 +70,7 @@ def _expanded(sets: list[Node]) -> list[tuple[int, ...]]:
         tuple(reference for part in combination for reference in part)
         for combination in product(*(_expand(item) for item in sets))
     ]
+    # PostgreSQL has the same limit; a few CUBEs multiply to millions.
     if len(expanded) > _SETS_MAX:
         raise NotProvenEqualError(f"more than {_SETS_MAX} grouping sets")
     return expanded
@@ -131,6 +132,7 @@ def _order(self: Expressions, node: Node, targets: list[Node]) -> tuple[str, ...
     for clause in clauses:
         target = by_reference[clause.integer("tleSortGroupRef")]
         operand = self.translate(target.node("expr"))
+        # DuckDB would take a number for a column's place.
         if operand.constant is None:
             keys.append(sort_term(self, clause, operand))
     return tuple(keys)
@@ -157,6 +159,7 @@ def window(self: Expressions, node: Node, place: Place) -> Expression:
         raise NotProvenEqualError("a window function in this place")
     if node.get("runCondition"):
         raise NotProvenEqualError("a run condition")
+    # A window function has no window functions in its arguments.
     inner = Place(grouped=place.grouped, aggregates=place.aggregates)
     signature = self.builtins.function(node.integer("winfnoid"))
     args = [self.translate(arg, inner) for arg in node.nodes("args")]

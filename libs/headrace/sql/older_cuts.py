@@ -49,6 +49,7 @@ def find_cut(cuts: Sequence[Cut], wanted: str) -> Cut:
     else:
         time_us = _microseconds(moment)
         fits = lambda cut: (cut.commit_us or cut.made_us) <= time_us  # noqa: E731
+    # The newest that fits: a reader of an LSN wants all that it may see.
     for cut in sorted(cuts, key=lambda each: -each.number):
         if fits(cut):
             return cut
@@ -60,6 +61,7 @@ def _microseconds(moment: str) -> int:
         time = datetime.fromisoformat(moment)
     except ValueError:
         raise NoSuchCutError(f"{moment} is no cut, LSN or timestamp") from None
+    # The server's zone would be a guess.
     if time.tzinfo is None:
         raise NoSuchCutError(f"{moment} has no time zone")
     since = time.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
@@ -97,6 +99,8 @@ class OlderCut(PinnedCut):
             for relid in sorted(set(relids) - self._loaded.keys()):
                 name = self.relations[relid].copy
                 state = self._feed.feed(None, self._tables[relid], name)
+                # The columns of an older cut are not known to the translation, which would trust
+                # all values.
                 if state.unheld:
                     table = state.table.name
                     raise NotProvenEqualError(f"a value of {table} that DuckDB lacks, in this cut")

@@ -108,6 +108,7 @@ class PinnedCut:
         """Continue after an error of a statement; False if the cut can't be shown any more."""
         with self._lock:
             self._check()
+            # An error has ended this cursor's transaction, and another one would show a later cut.
             self._cursors.pop(0).close()
             if not self._cursors:
                 self._add_cursor()
@@ -129,10 +130,12 @@ class PinnedCut:
     def interrupt(self) -> None:
         """End the statement that runs, from another thread."""
         with suppress(duckdb.ConnectionException, IndexError):
+            # Without the lock, which the statement that is to end holds.
             self._cursors[0].interrupt()
 
     def expire(self) -> None:
         """Take the cut away from its reader."""
+        # Set first: the interrupted statement finds it, and raises the error that explains it.
         self._expired = True
         self.interrupt()
         self.close()

@@ -96,11 +96,13 @@ class QueryTranslator:
         inner = QueryScope(self._statement, query, scope)
         leaves = self._leaves(inner)
         first = leaves.tree(operation.node("larg"))
+        # DuckDB takes digits and scale from the first term; PostgreSQL's numbers have neither.
         if any(form.is_decimal for form in first.forms):
             raise NotProvenEqualError("numeric in a recursive WITH query")
         scope.common_tables[node.word("ctename")] = CommonTable(alias, first.forms)
         second = leaves.tree(operation.node("rarg"))
         select = leaves.combined(operation, first, second)
+        # DuckDB would convert the second term to the first one's types.
         if select.forms != first.forms:
             raise NotProvenEqualError("a recursive WITH query whose terms have different types")
         return select
@@ -194,6 +196,7 @@ class QueryTranslator:
         for sort in expressions.scope.query.nodes("sortClause"):
             target = expressions.scope.target_of(sort.integer("tleSortGroupRef"))
             key = expressions.translate(target.node("expr"), place)
+            # A constant orders nothing, and DuckDB would take a number for a column's place.
             if key.constant is None:
                 keys.append(sort_term(expressions, sort, key))
         return f" ORDER BY {', '.join(keys)}" if keys else ""
@@ -211,10 +214,12 @@ class QueryTranslator:
 
 
 def _limit(word: str, expression: Expression) -> str:
+    # LIMIT NULL is no limit.
     if expression.is_null:
         return ""
     number = expression.constant
     if isinstance(number, int):
+        # PostgreSQL raises its own error when it runs the statement.
         if number < 0:
             raise NotProvenEqualError(f"a negative {word}")
         return f" {word} {number}"
@@ -228,6 +233,7 @@ def _check(query: Node) -> None:
     for name, feature in _REFUSED_FLAGS.items():
         if query.flag(name):
             raise NotProvenEqualError(feature)
+    # Locks of rows that nobody can write would be without effect.
     if query.get("rowMarks"):
         raise NotProvenEqualError("FOR UPDATE")
 

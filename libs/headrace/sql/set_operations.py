@@ -58,6 +58,7 @@ class SetOperations:
             _common(one, other, oid)
             for one, other, oid in zip(left.forms, right.forms, oids, strict=True)
         )
+        # UNION ALL compares no rows.
         if not every or operation != _UNION:
             for form in forms:
                 require_groups(Expression("", form))
@@ -98,6 +99,7 @@ def _converted(column: Expression, form: Form) -> Expression:
         if number is not source:
             sql = f"CAST({sql} AS {number.duckdb})"
         return as_decimal(replace(column, sql=sql, form=number), form)
+    # A value that is text in the copy would have to be read as another type.
     if source.meaning is not form.meaning:
         raise NotProvenEqualError("a set operation of these types")
     if source.type_oid == form.type_oid:

@@ -57,6 +57,7 @@ def tokens(text: bytes, *, standard_strings: bool = True) -> Iterator[Token]:
         assert found is not None, "the last alternative takes any byte"
         kind = str(found.lastgroup)
         end = _end(text, kind, found, standard_strings=standard_strings)
+        # Spaces and comments carry no meaning; a piece's text keeps them, for positions in errors.
         if kind not in ("space", "comment"):
             plain = kind in ("word", "symbol", "number")
             word = text[at:end].decode("utf-8", "replace").upper() if plain else ""
@@ -72,6 +73,7 @@ def _end(text: bytes, kind: str, found: re.Match[bytes], *, standard_strings: bo
             return _comment_end(text, at)
         case "dollar":
             opening = found.group()
+            # Nothing inside is special, not even another dollar quote.
             _, closing, rest = text[at:].partition(opening)
             return len(text) - len(rest) if closing else len(text)
         case "name":
@@ -79,6 +81,7 @@ def _end(text: bytes, kind: str, found: re.Match[bytes], *, standard_strings: bo
         case "escaped":
             return _literal_end(_ESCAPED_END, text, at)
         case "text":
+            # Then a backslash escapes, as in E'': a quote after it does not end the literal.
             bare = found.group() == b"'" and not standard_strings
             return _literal_end(_ESCAPED_END if bare else _PLAIN_END, text, at)
         case _:
@@ -104,6 +107,7 @@ def _comment_end(text: bytes, at: int) -> int:
         step = _COMMENT_STEP.search(text, at)
         if step is None:
             return len(text)
+        # PostgreSQL's comments nest, unlike those of C.
         depth += 1 if step.group() == b"/*" else -1
         at = step.end()
     return at
@@ -141,6 +145,7 @@ def split(text: bytes, *, standard_strings: bool = True) -> list[Piece]:
     body = _AtomicBody()
     start = 0
     for token in tokens(text, standard_strings=standard_strings):
+        # A semicolon in parentheses belongs to the actions of CREATE RULE.
         if token.word == ";" and depth <= 0 and not body.open:
             if found:
                 pieces.append(Piece(text[start : token.start], start, tuple(found)))
@@ -168,10 +173,12 @@ class _AtomicBody:
         return self._depth > 0
 
     def take(self, word: str, parentheses: int) -> None:
+        # Enough for CREATE OR REPLACE FUNCTION.
         if len(self._words) < 4:
             self._words.append(word)
         if not self._creates_routine() or parentheses:
             return
+        # CASE ends with END, too; outside the body it is only a word.
         if word == "BEGIN" or (word == "CASE" and self._depth):
             self._depth += 1
         elif word == "END" and self._depth:
@@ -276,6 +283,7 @@ def _copy(piece: Piece) -> CopyOut | None:
         query = piece.between(2, last - 1) if last > 2 else b""
         start = piece.tokens[2].start - piece.start if last > 2 else 0
     else:
+        # The form before PostgreSQL 7.3, which it still accepts.
         if piece.word(1) == "BINARY":
             place = 2
         last = _first(piece, place, ("TO", "FROM")) - 1
@@ -295,6 +303,7 @@ def _copy(piece: Piece) -> CopyOut | None:
 
 def _table_query(piece: Piece, first: int, last: int) -> bytes:
     """The query of a table's rows: its name, and perhaps a list of columns."""
+    # Only a list of columns ends with a parenthesis; a table's name never does.
     if piece.word(last) != ")":
         return b"SELECT * FROM " + piece.between(first, last)
     opening = _first(piece, first, ("(",))
@@ -318,6 +327,7 @@ def _explain(piece: Piece) -> Explain | None:
     place = 1
     analyze = False
     options = b""
+    # A parenthesis begins options, or the query itself.
     if piece.word(1) == "(" and piece.word(2) not in ("SELECT", "WITH", "VALUES", "TABLE", "("):
         place = _closing(piece.tokens, 1) + 1
         if place <= len(piece.tokens):
@@ -359,6 +369,7 @@ def _run(piece: Piece) -> Run | None:
     first = 3
     for place in range(2, len(piece.tokens)):
         word = piece.word(place)
+        # Commas inside calls and arrays do not separate arguments.
         depth += (word in ("(", "[")) - (word in (")", "]"))
         if (word == "," and depth == 1) or (word == ")" and depth == 0):
             if place == first:
@@ -374,6 +385,7 @@ def _fetch(piece: Piece) -> Fetch | None:
         return None
     words = tuple(piece.word(place) for place in range(1, last))
     if words[-1:] in (("FROM",), ("IN",)):
+        # FROM and IN say nothing about the direction.
         words = words[:-1]
     return Fetch(piece.keyword == "MOVE", words, identifier(piece, last))
 
@@ -393,6 +405,7 @@ def identifier(piece: Piece, place: int) -> bytes:
     token = piece.tokens[place]
     written = piece.between(place, place)
     if token.kind == "name" and written[:1] == b'"':
+        # PostgreSQL cuts names at 63 bytes, quoted or not.
         return written[1:-1].replace(b'""', b'"')[:63]
     # Only ASCII is folded in an encoding of several bytes.
     return written.lower()[:63]

@@ -139,6 +139,8 @@ class FileRows:
         for row in pc.indices_nonzero(exact.is_valid()).to_pylist():
             for name, text in exact[row].as_py():
                 number = self._ids.get(name)
+                # A name that no schema has: the text belongs to some column, and no value can be
+                # trusted.
                 if number is None:
                     texts.setdefault(UNKNOWN, {})[row] = text
                 elif number in self._by_id:
@@ -149,6 +151,7 @@ class FileRows:
         self, column: StoredColumn, rows: pa.Table, count: int, texts: dict[str, dict[int, str]]
     ) -> Array:
         name = self._names.get(column.column.field_id)
+        # The file is older than the column.
         if name is None:
             return pa.nulls(count, column.arrow)
         values = whole(rows.column(name))
@@ -162,6 +165,7 @@ class FileRows:
             value = held_value(text, column.storage)
             if value is not None:
                 held[row] = value
+                # The copy has the value now, so its text is not needed next to the row.
                 del known[row]
         return _replaced(values, held, column.arrow)
 
@@ -179,6 +183,7 @@ def held_value(text: str, stored: TypeStorage) -> Any:
 
 
 def _held_list(literal: str, element: TypeStorage) -> list[Any] | None:
+    # Arrow's lists have one dimension, and begin at 1.
     if literal.startswith(("[", "{{")):
         return None
     try:
@@ -227,6 +232,7 @@ def _without_infinity(
 ) -> Array:
     """Intervals without the infinite ones of PostgreSQL 17, which become texts."""
     flat = values.flatten() if column.storage.element is not None else values
+    # Nearly always: the loop below is for few columns.
     if not pc.any(pc.match_substring(flat, "infinity")).as_py():
         return values
     kept = values.to_pylist()

@@ -53,8 +53,10 @@ def frame(kind: bytes, body: bytes = b"") -> bytes:
 def header(data: bytes, bytes_max: int) -> tuple[bytes, int]:
     """The type of a message and the length of the body that follows its five bytes."""
     (length,) = struct.unpack_from("!i", data, 1)
+    # The length includes its own four bytes.
     if length < 4:
         raise WireError(f"a message of {length} bytes")
+    # Before memory is taken: a client may claim two gigabytes.
     if length - 4 > bytes_max:
         raise WireError(f"a message of {length} bytes; at most {bytes_max} are accepted")
     return data[:1], length - 4
@@ -95,6 +97,7 @@ class Fields:
     def value(self) -> bytes | None:
         """A value with its length before it; None for a null."""
         length = self.int32()
+        # -1 is NULL; any other negative length is an error, and not a null.
         if length == -1:
             return None
         if length < 0:
@@ -144,9 +147,11 @@ def startup_of(body: bytes) -> Startup:
     """The body of a startup message, without its length."""
     fields = Fields(body)
     version = fields.int32()
+    # Minor versions are negotiated; another major one has other messages.
     if version >> 16 != PROTOCOL_MAJOR:
         raise WireError(f"version {version >> 16}.{version & 0xFFFF} of the protocol")
     parameters: dict[str, str] = {}
+    # An empty name ends the list.
     while name := fields.text():
         parameters[_utf8(name)] = _utf8(fields.text())
     return Startup(version, parameters)

@@ -52,6 +52,7 @@ class BackupAnswers:
     async def page(self, request: web.Request) -> web.Response:
         """The store, its backups and the window that can be restored."""
         self._check()
+        # Before the first reading there is nothing to show, and the reason is in `stale`.
         stored = await self._stored.current() or _NOTHING
         return answer(
             {
@@ -157,9 +158,11 @@ async def _found(*words: str) -> Any:
 def _window(status: Mapping[str, Any], listed: list[Mapping[str, Any]]) -> Document | None:
     """From the oldest backup whose log reaches the end, to the moment that is stored."""
     ends = status["log_until"]
+    # A hole in the log ends a window: backups before it reach only as far as the hole.
     whole = [one for one in listed if one["restorable"] and one["log_until"] == ends]
     if not whole:
         return None
+    # The command lists the oldest first.
     first = whole[0]
     return {
         "from": _time(first["time"]),
@@ -236,6 +239,7 @@ def restore_arguments(query: Mapping[str, str]) -> list[str]:
 
 
 def _path(text: str) -> str:
+    # Relative to what would be the console's own folder.
     if not text.startswith("/") or "\x00" in text or len(text) > 1000:
         raise invalid("`to` is not an absolute path", "Name a new folder, such as /srv/restored.")
     return text

@@ -67,6 +67,7 @@ class Drafts:
             before = ""
         # Without the environment: its variables belong to the sinks' processes.
         both = f"{before}\n\n{text}" if before else text
+        # Before anything is parsed further: a check of a sink imports the class that it names.
         _check_shape(before, both, file)
         known = parse_sinks(before, file, {}) if before else {}
         return [sink for name, sink in parse_sinks(both, file, {}).items() if name not in known]

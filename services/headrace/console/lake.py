@@ -39,6 +39,7 @@ class LakeView:
     def __init__(self, settings: Settings, suite: SuiteView) -> None:
         self._settings = settings
         self._suite = suite
+        # In a thread: the catalog may be a database elsewhere, and its driver blocks.
         self._cuts: LastKnown[tuple[list[Cut], list[Document]]] = LastKnown(
             "lake", lambda: asyncio.to_thread(self._read_cuts), CUTS_S
         )
@@ -108,6 +109,7 @@ class LakeView:
             if not path.exists():
                 raise LakeError(f"{path} does not exist yet")
         slot = self._settings.source.slot
+        # Opened for each reading: a connection that is kept may break unseen.
         catalog = open_catalog(self._settings)
         try:
             cuts = list(catalog.cuts(slot, CUTS_MAX))
@@ -122,6 +124,7 @@ class LakeView:
 
     async def _read_tables(self) -> list[Document]:
         code, out, err = await output_of("lake", "ls", "--json")
+        # The end of the command's output has the reason; what comes before is progress.
         if code:
             raise unavailable(err.strip().removeprefix("headrace: ")[-300:])
         return [_table(orjson.loads(line)) for line in out.splitlines() if line]
@@ -130,6 +133,7 @@ class LakeView:
 def _documents(cuts: list[Cut]) -> list[Document]:
     """The cuts, each with the tables that it changed; unknown for the first one."""
     found = []
+    # The newest comes first, so the one before is the next in the list.
     for cut, before in zip(cuts, [*cuts[1:], None], strict=True):
         changed = None
         if before is not None:

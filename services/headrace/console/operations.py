@@ -93,7 +93,7 @@ class Operations:
                 "The publisher stops publishing; snapshots and schemas continue.",
                 "PostgreSQL's slot retains the log until you resume: watch the disk's space.",
             ]
-        # No error: a second pause replaces the reason, and the plan says so.
+        # No error: a second pause replaces the reason, and the plan reports it.
         if now.paused == paused:
             summary = f"It is {'paused' if paused else 'running'} already."
         act = "pause" if paused else "resume"
@@ -103,8 +103,7 @@ class Operations:
             summary,
             steps,
             f"headrace {act}",
-            # What the plan was made for: if it differs when the plan is confirmed, the plan is
-            # refused.
+            # The facts behind the plan: if they differ when it is confirmed, it is refused.
             [now.paused, now.at],
             do,
         )

@@ -114,7 +114,7 @@ class Plans:
             # Shielded: the second client may leave while the first one still waits.
             return await asyncio.shield(known[1])
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        # Before the first await, so that a repeat that comes at once waits for this one.
+        # Before the first await, so that a repeat that comes immediately waits for this one.
         self._answers[place] = (asked, future)
         while len(self._answers) > KEYS_MAX:
             del self._answers[next(iter(self._answers))]

@@ -144,7 +144,7 @@ class Sinks:
         """Let a sink forget its position."""
         body = await body_of(request, "to", *STEP)
         name, file = self.named(request)
-        # Before anything is asked of a server.
+        # Before any request to a server.
         if body.get("to") not in set(ResetTo):
             raise invalid("to is start, now or snapshot")
         to = ResetTo(body["to"])

@@ -180,7 +180,7 @@ class SqlRuns:
         run = self.mine(request)
         if run.task is not None and not run.task.done():
             run.task.cancel()
-            # Until the server was asked to cancel it: the caller may start another one at once.
+            # Until the server was asked to cancel it: the caller may start another one immediately.
             await asyncio.wait([run.task])
         self._runs.pop(run.id, None)
         return web.Response(status=204)

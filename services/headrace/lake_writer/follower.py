@@ -295,7 +295,7 @@ class Follower:
             else:
                 self._renamed[before] = name
         for name in writer.tables.keys() - self._wanted.keys():
-            # Not at once: changes before this LSN are still to come, and cuts up to it show the
+            # Not immediately: changes before this LSN are still to come, and cuts up to it show the
             # table.
             self._leaving.setdefault(name, lsn)
         rows = sum(each.files.rows for each in writer.snapshots.values())

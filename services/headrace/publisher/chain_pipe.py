@@ -76,6 +76,7 @@ class ChainPipe(Pipe):
         """Queue a message; waits while the window is full."""
         size = len(message.payload)
         self._check_size(message)
+        # A message larger than the window is sent as the only one.
         while self._pending and (
             len(self._pending) >= self._messages_max or self._pending_bytes + size > self._bytes_max
         ):
@@ -83,6 +84,7 @@ class ChainPipe(Pipe):
         self._raise_failure()
         self._pending.append(message)
         self._pending_bytes += size
+        # In a broken chain it would be refused; the repair sends it with the others.
         if not self._broken:
             await self._send(message)
 
@@ -135,6 +137,7 @@ class ChainPipe(Pipe):
             self._unproved = True
         else:
             headers["Nats-Expected-Last-Msg-Id"] = self._last_id
+        # Nothing was in flight: patience begins with this message.
         if self._sent == self._acked:
             self._heard_at = time.monotonic()
         self._last_id = message.msg_id
@@ -152,6 +155,7 @@ class ChainPipe(Pipe):
 
     async def _on_ack(self, message: Msg) -> None:
         _, generation, index = message.subject.rsplit(".", 2)
+        # An answer to a chain that was given up: the same messages have been sent again.
         if int(generation) != self._generation:
             return
         self._heard_at = time.monotonic()

@@ -61,6 +61,7 @@ class StreamSink:
         self._relations = relations
         self._watch = watch
         self._lag = lag
+        # Its measurements belong to messages of the run before.
         lag.forget()
         self._doubt = doubt
         self._source = settings.source.slot
@@ -104,6 +105,7 @@ class StreamSink:
         self._assembler = self._parts.assembler()
         if gap is not None:
             await self._report_gap(gap)
+        # After the gap: progress in the new epoch claims everything before its first change.
         await self._progress.join(opening)
         self._doubt.stored(opening.confirmed_lsn)
 
@@ -119,6 +121,8 @@ class StreamSink:
 
     async def store(self, demand: Demand) -> Stored:
         if demand is Demand.ALL:
+            # Twice `_finish_writing`: a write that was under way comes first, and then the last
+            # state is written.
             with self._scope.waiting_for("JetStream to acknowledge published messages"):
                 await self._deliver_all()
                 await self._finish_writing()
@@ -132,6 +136,7 @@ class StreamSink:
         await self._delivery.rest(more=demand is Demand.LITTLE)
         # Stored events need no memory: a window of them is held, not all that an interval brought.
         self._delivery.stored()
+        # Only if it needs no waiting: events come first.
         if self._progress.done:
             await self._finish_writing()
         if not self._progress.busy and time.monotonic() - self._written_at >= self._interval_s:
@@ -145,6 +150,8 @@ class StreamSink:
     def _stored(self) -> Stored:
         self._stats.set("window_messages", self._delivery.accepted - self._pipe.acked)
         lsn = self._hold.confirmable(self._progress.confirmed_lsn, time.monotonic())
+        # A frame that comes in the meantime asks anyway; this is for the last one before a quiet
+        # time.
         tick_s = WRITING_TICK_S if self._progress.busy else TICK_S
         again_s = min(tick_s, self._delivery.wait_s or tick_s)
         return Stored(lsn, self._delivery.waiting, again_s)
@@ -198,6 +205,7 @@ class StreamSink:
             await self._delivery.event(event)
             await self._deliver_all()
         failpoint("publisher.after_gap_before_progress")
+        # After the event: a crash in between reports the gap again, under the same ID.
         await self._progress.pass_gap(gap.up_to, msg_id)
 
     async def _on_entries(self, entries: Sequence[Entry]) -> None:
@@ -209,6 +217,7 @@ class StreamSink:
         at = 0
         while at < len(entries) and not self._scope.stopping.is_set():
             try:
+                # Events that were assembled before an error are delivered all the same.
                 at = self._assembler.take(entries, at)
             finally:
                 await self._deliver(self._assembler.taken())
@@ -221,12 +230,14 @@ class StreamSink:
         try:
             items = await self._decoded(lsn, message)
         except DecodeError as error:
+            # The operator wants to stop at what can't be read, or it is no change of a row.
             if not self._parts.parking.takes(message):
                 raise
             cursor = self._assembler.cursor
             hidden = self._assembler.tables.hidden(message)
             await self._parts.parking.put(lsn, cursor.unread(lsn), message, error, hidden)
             failpoint("publisher.after_parking")
+            # It takes its position, so that those of all later changes stay the same on a replay.
             cursor.pass_over()
             return
         await self._deliver(items)
@@ -265,6 +276,7 @@ class StreamSink:
 
     async def _report_catalog(self) -> None:
         """Schema events for changes that no row showed."""
+        # A catalog is read between transactions: its changes have no position inside one.
         if self._assembler.cursor.transaction is not None:
             return
         reading = self._watch.due(self._passed_lsn, self._delivery.reached_lsn, self._server)
@@ -295,6 +307,7 @@ class StreamSink:
 
     def _begin_writing(self) -> None:
         self._written_at = time.monotonic()
+        # Read before anything else is delivered: progress never claims more than is acknowledged.
         lsn = self._delivery.confirmable()
         position, msg_id = self._delivery.stored()
         self._doubt.progressed |= lsn > 0

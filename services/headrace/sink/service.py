@@ -125,7 +125,7 @@ class Worker:
                 continue
             self.session = None
             try:
-                # One session from the target's marks on: whatever was in doubt is decided by them
+                # One session from the target's marks on: they decide everything that was in doubt
                 # (ADR 0036).
                 await self._session()
             except (SinkFencedError, ReaderTakenOverError, SettingError, ConfigurationError):
@@ -139,7 +139,7 @@ class Worker:
                 await self._lost(error)
             except Exception as error:  # noqa: BLE001  # clients may raise anything
                 self._blocked(error)
-                # An error after a success is a new one; the pauses begin anew.
+                # An error after a success is a new one; the pauses are short again.
                 if self._worked:
                     backoff.reset()
                 await self.scope.pause(backoff.pause_s())

@@ -66,12 +66,14 @@ class PackedRows:
         for place, (name, converter) in enumerate(zip(names, converters, strict=True)):
             prefix = bytes(msgpack.packb(name))
             self._packings.append(
+                # The map's header belongs to the first column: that saves a piece for each row.
                 self._packing(head + prefix if place == 0 else prefix, converter, place)
             )
 
     def block(self, data: bytes) -> Block:
         """The rows of `data`, which contains only whole rows."""
         columns = self._csv.columns(data)
+        # Filled by the packings of this block, as places of its rows.
         self._exact.clear()
         pieces = [
             piece
@@ -84,6 +86,7 @@ class PackedRows:
         else:
             rows = pieces[0]
         _, offsets, body = rows.buffers()
+        # The beginning of each row in the joined bytes: chunks are cut there without packing again.
         starts = np.frombuffer(offsets, np.int32, len(rows) + 1).tolist()
         return Block.of(memoryview(body).cast("B"), starts, dict(self._exact), Encoding.MSGPACK)
 
@@ -135,6 +138,7 @@ def _documents(prefix: bytes, otherwise: Packing) -> Packing:
         for at in range(0, len(values), _TOGETHER):
             some = values[at : at + _TOGETHER]
             documents = native_documents(some)
+            # One document needs a closer look, such as a number that JSON can't hold exactly.
             if documents is None:
                 return otherwise(column)
             marked = [mark] * (2 * len(some))
@@ -183,6 +187,7 @@ _EMPTY: Final = _binary([b""])[0]
 
 def _texts(prefix: bytes) -> Packing:
     """The header of a text depends only on its length."""
+    # Made once for a column: each row then takes its header by its length.
     heads_short = _binary([prefix + head for head in _text_heads(_SHORT)])
     just_prefix = _binary([prefix])[0]
 
@@ -200,6 +205,7 @@ def _texts(prefix: bytes) -> Packing:
                 _NIL if length is None else _text_head(length) for length in lengths.to_pylist()
             ]
             return [just_prefix, _binary(heads), values]
+        # Nearly all columns: prefix and header are one piece.
         if longest < _SHORT:
             return [heads_short.take(lengths.fill_null(_scalar(np.int32(_SHORT)))), values]
         return [
@@ -272,6 +278,7 @@ def _integers(prefix: bytes) -> Packing:
             within = (values >= least) & (values < end)
             markers[within] = marker
             sizes[within] = size
+        # Small integers are their own marker: the last byte, also of a negative one.
         fixed = sizes == 0
         markers[fixed] = values[fixed] & 0xFF
         return [_numbers(prefix, markers, values.astype(">i8"), sizes, column)]
@@ -288,6 +295,7 @@ def _numbers(
     if column.null_count:
         null = column.is_null().to_numpy(zero_copy_only=False)
         markers[null] = _NIL[0]
+        # After the sizes were chosen: the value of a null is arbitrary.
         sizes[null] = 0
     rows = len(values)
     fixed = len(prefix) + 1
@@ -298,11 +306,13 @@ def _numbers(
     matrix[:, fixed:] = values.view(np.uint8).reshape(rows, _NUMBER_BYTES)[
         :, _NUMBER_BYTES - size :
     ]
+    # Rows of equal size need no selection.
     if int(sizes.min(initial=size)) < size:
         kept = np.ones(matrix.shape, np.bool_)
         kept[:, fixed:] = np.arange(size, 0, -1, dtype=np.uint8) <= sizes[:, np.newaxis]
         matrix = matrix[kept]
     ends = np.zeros(rows + 1, np.int32)
     np.cumsum(sizes, dtype=np.int32, out=ends[1:])
+    # Each row has its prefix and marker besides the number's bytes.
     ends += np.arange(0, (rows + 1) * fixed, fixed, dtype=np.int32)
     return _from_buffers(ends, matrix.data)

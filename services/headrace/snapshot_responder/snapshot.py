@@ -92,12 +92,15 @@ class Snapshot:
     async def run(self) -> int:
         """Copy the table; returns the number of its rows."""
         async with self._progress():
+            # Before the snapshot is held: starting Spark takes half a minute, in which PostgreSQL
+            # would keep old rows.
             self.driver = await self.drivers.started(self.request)
             async with held_snapshot(self.settings, self.request) as held:
                 self.rows_estimated = held.rows_estimated
                 plan = self._plan(held)
                 failpoint("responder.holding")
                 async with self._permits(plan):
+                    # Permits are open for exactly as long as tasks may ask for them.
                     await _unless_lost(self._copy(plan), held.lost)
         # After the transaction is closed: PostgreSQL need not keep the snapshot while JetStream is
         # read.
@@ -110,6 +113,7 @@ class Snapshot:
 
     def _plan(self, held: HeldSnapshot) -> SnapshotPlan:
         settings = self.settings
+        # Ranges of pages, which need no index and no statistics.
         ranges = cut_ranges(held.storages, max(1, settings.snapshot.range_bytes // PAGE_BYTES))
         return SnapshotPlan(
             snapshot_id=self.snapshot_id,
@@ -133,6 +137,7 @@ class Snapshot:
             values=self.request.values or settings.snapshot.values,
             zstd=settings.format.zstd,
             chunk_rows_max=settings.snapshot.chunk_rows_max,
+            # As this server has it now; a chunk must fit with its envelope.
             payload_bytes_max=self.client.max_payload - ENVELOPE_BYTES_MAX,
             large_bucket=settings.streams.large,
         )
@@ -166,6 +171,7 @@ class Snapshot:
                 log.warning(
                     "spark_lost", snapshot_id=self.snapshot_id, losses=losses, reason=str(error)
                 )
+                # A table that kills every driver, for example by its size, must end in an error.
                 if losses > self.settings.snapshot.spark_losses_max:
                     raise
             else:
@@ -183,6 +189,7 @@ class Snapshot:
         except (DriverLostError, SparkJobError) as error:
             log.warning("local_copy_failed", snapshot_id=self.snapshot_id, reason=str(error))
             return False
+        # The next table may need Spark, and finds it started.
         self.drivers.warm()
         return True
 
@@ -190,6 +197,7 @@ class Snapshot:
         work = SparkWork(TASK, plan.pack(), len(plan.tasks), pool=self.snapshot_id)
         results = await driver.run(self.snapshot_id, work, self._told)
         totals = [TaskResult.unpack(result) for result in results]
+        # The totals of tasks must agree with the numbers given out here: a lost chunk would show.
         self.numbers.settle(
             sum(total.chunks for total in totals), sum(total.rows for total in totals)
         )
@@ -257,6 +265,7 @@ class Snapshot:
             try:
                 await js.publish(meta_subject(self.request.token), meta, headers=headers)
             except (NatsError, TimeoutError) as error:
+                # A refusal is an answer: the meta message is not stored.
                 if not is_away(error) or await results.stream_is_missing():
                     raise
                 log.warning(
@@ -315,6 +324,7 @@ async def _unless_lost(work: Any, lost: asyncio.Event) -> None:
         copying.result()
     finally:
         losing.cancel()
+        # Cancelled in both cases; a task that has finished takes no notice.
         copying.cancel()
         # Both use what the caller closes next.
         await asyncio.wait({copying, losing})

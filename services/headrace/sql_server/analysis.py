@@ -253,7 +253,7 @@ class Analyzer:
     ) -> None:
         inner = Statement(None)
         await self._inner(inner, Parse(_INNER, utility.query, parse.types))
-        # A view alone may make the statement the lake's, by its own tree.
+        # A view may make the statement the lake's, by its own tree.
         if inner.plan is None and not lake:
             return
         if isinstance(inner.plan, RefusedPlan):

@@ -169,7 +169,7 @@ class Backend:
         found: list[WireMessage] = []
         while True:
             message = await self.next()
-            # An error ends the exchange, whatever was expected.
+            # An error ends the exchange, no matter what was expected.
             if message.kind in kinds or message.kind == b"E":
                 return message, found
             if message.kind in also:

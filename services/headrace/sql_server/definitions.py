@@ -97,8 +97,8 @@ class Definitions:
                     connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
                     found = _Change(connection, self._lake).make(wanted)
             except LockNotAvailable:
-                # Transactions of clients use a table that has to change.
-                # They had their time. The next cut can't be shown before the change is made.
+                # Transactions of clients use a table that has to change. They had their time. The
+                # next cut can't be shown before the change.
                 if time.monotonic() > deadline:
                     self._end_blockers()
                 continue

@@ -326,7 +326,7 @@ class _Filling:
         with pinned.using() as cursor, self._connection.cursor() as target:
             row = cursor.execute(f"SELECT count(*) FROM {table.copy}").fetchone()
             assert row is not None, "a count is a row"
-            # Counted before anything is copied: a table that is too large is refused at once.
+            # Counted before anything is copied: a table that is too large is refused immediately.
             if row[0] > rows_max:
                 raise NotExactError(f"{table.name} has {row[0]} rows")
             reader = cursor.execute(rows_query(table, columns)).to_arrow_reader(BATCH_ROWS)
@@ -367,7 +367,7 @@ class _Filling:
         self._connection.execute(
             "SELECT set_config('search_path', %s, true)", [f'"{self._schema.name}"']
         )
-        # A view may read another one of them: each round creates those whose views are there.
+        # A view may read another one of them: each round creates those whose views exist.
         while left:
             failed = [each for each in left if not self._create_view(names, *each)]
             if len(failed) == len(left):

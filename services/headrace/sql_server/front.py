@@ -123,6 +123,8 @@ class Front:
         if isinstance(first, Cancel):
             await self._cancel(first.key)
             return
+        # After the startup message: PostgreSQL's clients expect an error only then, and a cancel
+        # request must always pass.
         if len(self._tasks) > self._settings.connections_max:
             raise SessionEndError(
                 Problem("53300", "sorry, too many clients already", severity="FATAL")
@@ -141,6 +143,7 @@ class Front:
             async with asyncio.timeout(_LOGIN_TIMEOUT_S):
                 await backend.send(given.encode())
                 key = await log_in(backend, client)
+            # Only after the login: the key is a secret that the client has just received.
             self._sessions[key] = runner
             self._stats.count("sql_logins")
             cancel = partial(self._cancel_backend, key)
@@ -149,6 +152,7 @@ class Front:
             await client.close()
         finally:
             self._sessions.pop(key, None)
+            # In any case: a cut that stays pinned keeps rows in the copy's memory.
             await runner.unpin()
             with contextlib.suppress(OSError):
                 await backend.close()
@@ -175,6 +179,7 @@ class Front:
         runner = self._sessions.get(key)
         if runner is None:
             return
+        # The statement runs in DuckDB; otherwise it is PostgreSQL's to cancel.
         if runner.busy:
             runner.cancel()
             return

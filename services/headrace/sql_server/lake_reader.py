@@ -85,7 +85,7 @@ class LakeReader:
     @contextlib.asynccontextmanager
     async def statement(self) -> AsyncIterator[None]:
         """A statement runs: it ends at a cancel request, at its time-out, or with its client."""
-        # A client that has left frees its threads and its PostgreSQL process at once.
+        # A client that has left frees its threads and its PostgreSQL process immediately.
         watch = asyncio.create_task(self._watch_client(), name="client-watch")
         started = asyncio.get_running_loop().time()
         try:
@@ -163,7 +163,7 @@ class LakeReader:
         roles = ",".join(str(need.user) for need in needs)
         columns = ",".join(f'"{" ".join(map(str, sorted(need.columns)))}"' for need in needs)
         rows = await self._state.backend.call(
-            # One exchange for both. It is made for every execution, because rights may change at
+            # One exchange for both. It is needed for every execution, because rights may change at
             # any time.
             _FACTS,
             [f"{{{each}}}".encode() for each in (relids, roles, columns)],

@@ -79,6 +79,7 @@ class Link:
             async with asyncio.timeout(self._send_timeout_s):
                 await self._writer.drain()
         except TimeoutError as error:
+            # A client that reads nothing would hold its rows in memory forever.
             raise ClosedError("the other end takes no bytes") from error
 
     async def send(self, data: bytes) -> None:

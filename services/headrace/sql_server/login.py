@@ -57,6 +57,7 @@ async def startup(
     while True:
         try:
             (length,) = struct.unpack("!i", await reader.readexactly(4))
+            # Before memory is used for someone who has not logged in.
             if not 8 <= length <= wire.STARTUP_BYTES_MAX:
                 raise fatal("08P01", "invalid length of startup packet")
             body = await reader.readexactly(length - 4)
@@ -68,6 +69,7 @@ async def startup(
         if code == wire.GSS_REQUEST:
             writer.write(b"N")
         elif code == wire.SSL_REQUEST:
+            # `N` means no; the client decides whether it continues in plain text.
             if tls.context is None or encrypted:
                 writer.write(b"N")
                 continue
@@ -93,6 +95,7 @@ def for_backend(given: Startup, database: str) -> tuple[Startup, str]:
         )
     if parameters.get("replication", "false").lower() not in ("false", "off", "no", "0"):
         raise fatal("0A000", "replication connections are not supported")
+    # The front needs `log` for the trees, and filters notices by the client's level itself.
     level = parameters.pop(_LEVEL, "notice")
     # The last of several options is valid: RESET ALL returns to it, too.
     options = f"{parameters.get('options', '')} {ANALYZER_OPTIONS}".strip()
@@ -123,6 +126,8 @@ async def log_in(backend: Backend, client: Link) -> BackendKey:
         if message.kind == b"K":
             key = wire.backend_key_of(message.body)
         if message.kind != b"N":
+            # Kept until the login is complete: a client must not see success before the checks have
+            # passed.
             held.append(message)
         if message.kind == b"Z":
             for each in held:

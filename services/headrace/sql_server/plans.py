@@ -131,6 +131,7 @@ class LakeQuery:
         self, relations: Mapping[int, LakeRelation], key: TranslationKey
     ) -> Translation | None:
         """The last translation, if it was for these tables, settings and digits."""
+        # By identity: each cut has its own relations, and comparing them all would cost more.
         if self._kept is None or self._kept[0] is not relations or self._kept[1] != key:
             return None
         return self._kept[2]
@@ -166,6 +167,7 @@ def rows_of(fetch: Fetch) -> int:
         return known
     if words[:1] in (("FORWARD",), ("RELATIVE",)):
         words = words[1:]
+    # 0 reads the current row again, which goes back.
     if len(words) == 1 and words[0].isdigit() and int(words[0]):
         return int(words[0])
     raise backwards()

@@ -158,6 +158,7 @@ class PrivatePostgres:
         with self.connect() as connection:
             _check(connection)
             self._restrict(connection)
+            # Each can be repeated: a start may have been interrupted anywhere.
             for statement in _PREPARE:
                 connection.execute(statement)
 
@@ -224,6 +225,7 @@ class PrivatePostgres:
                         "CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'"
                     ).format(composed.Identifier(name))
                 )
+            # Clients have no business there, and nobody guards these databases.
             for other in ("postgres", "template1"):
                 connection.execute(
                     composed.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(
@@ -233,6 +235,7 @@ class PrivatePostgres:
 
     def _restrict(self, connection: psycopg.Connection) -> None:
         name = composed.Identifier(connection.info.dbname)
+        # PUBLIC may create temporary tables otherwise, which would be state of a session.
         connection.execute(composed.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(name))
         connection.execute(composed.SQL("GRANT CONNECT ON DATABASE {} TO PUBLIC").format(name))
         # The schema `headrace` is the front's: what an administrator creates belongs into `public`.
@@ -241,6 +244,7 @@ class PrivatePostgres:
                 composed.Identifier(connection.info.user), name
             )
         )
+        # Trees would fill the server's log. The front reads severities in English.
         for setting, value in (("log_min_messages", "panic"), ("lc_messages", "C")):
             connection.execute(
                 composed.SQL("ALTER DATABASE {} SET {} = {}").format(
@@ -262,6 +266,7 @@ def _check(connection: psycopg.Connection) -> None:
     ).fetchone()
     assert row is not None, "this database and this role exist"
     collate, ctype, encoding, is_superuser = row
+    # DuckDB compares texts by their bytes; any other collation would give other answers.
     if {collate, ctype} - {"C", "POSIX"} or encoding != "UTF8":
         raise SettingError(
             f"the database of HEADRACE_SQL_POSTGRES has the collation {collate} and the encoding "

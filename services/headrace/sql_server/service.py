@@ -86,6 +86,7 @@ async def _report(scope: Scope, settings: Settings) -> None:
 
 async def _serve(scope: Scope, settings: Settings, server: PrivatePostgres) -> None:
     sql = settings.sql
+    # Two more than queries: short work, such as letting go of a cut, must not wait for them.
     threads = ThreadPoolExecutor(sql.queries_max + 2, thread_name_prefix="sql")
     lake = SharedLake(
         builtins=await asyncio.to_thread(_builtins, server),
@@ -95,6 +96,7 @@ async def _serve(scope: Scope, settings: Settings, server: PrivatePostgres) -> N
         rows_max=sql.result_rows_max,
     )
     definitions = Definitions(server, lake, sql.schema_wait_s)
+    # Before the port is open: clients must not meet tables that the front doesn't know.
     await asyncio.to_thread(definitions.load)
     copies = await asyncio.to_thread(_opened, settings, definitions)
     lake.copies = copies
@@ -114,6 +116,7 @@ async def _serve(scope: Scope, settings: Settings, server: PrivatePostgres) -> N
         await front.close()
         await asyncio.wait({follow, tidy})
         await asyncio.to_thread(copies.close)
+        # A thread that DuckDB doesn't release must not delay the end of the process.
         threads.shutdown(wait=False)
 
 

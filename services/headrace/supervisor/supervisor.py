@@ -77,6 +77,7 @@ class Supervisor:
     def start(self) -> None:
         """Start every service, each with a task that keeps it running."""
         for name, kept in self._kept.items():
+            # In parallel: services wait for each other themselves.
             kept.keeper = asyncio.create_task(self._keep(kept), name=f"keep {name}")
             kept.keeper.add_done_callback(self._keeper_ended)
 
@@ -109,6 +110,7 @@ class Supervisor:
                 for name, kept in self._kept.items()
                 if not kept.service.optional and (why := await _unready(http, kept))
             }:
+                # A service has failed permanently: the others would be waited for in vain.
                 if self.over.is_set():
                     self.check()
                     raise ServiceFailedError("the suite was stopped before it was ready")
@@ -221,6 +223,7 @@ async def _unready(http: aiohttp.ClientSession, kept: _Kept) -> str:
             body = await answer.json()
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return "does not answer yet"
+    # Its readiness would say nothing about ours.
     if body.get("service") != kept.service.name:
         return f"another program answers on port {kept.service.http_port}"
     kept.was_ready = answer.status == 200

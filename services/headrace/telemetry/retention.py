@@ -123,6 +123,7 @@ def judge(
     left_bytes = None
     if stream.age_max_s:
         left_age_s = stream.age_max_s - oldest_age_s
+        # A stream may have several limits; the first that is reached counts.
         seconds.append(left_age_s)
         ratios.append(left_age_s / stream.age_max_s)
     # A stream that refuses new messages instead of discarding old ones loses nothing.
@@ -132,6 +133,7 @@ def judge(
         paced = seconds_left(left_bytes, bytes_per_s)
         if paced is not None:
             seconds.append(paced)
+    # Without a time: the pace of messages is not measured.
     if stream.messages_max and stream.discards_old:
         ratios.append((stream.messages_max - stream.messages + ahead) / stream.messages_max)
     # A consumer that waits for nothing loses nothing, however old its floor: later messages did not

@@ -138,6 +138,7 @@ class Routes:
             return refusal(
                 404 if code == _NOT_FOUND else 502, f"stream {name}: {reason}", "Run headrace init."
             )
+        # `type` is a detail of JetStream's API.
         return _json({"name": name, **{key: value for key, value in body.items() if key != "type"}})
 
     async def shutdown(self, request: web.Request) -> web.Response:
@@ -193,6 +194,7 @@ class Routes:
 
     def _may_not_act(self, request: web.Request) -> web.Response | None:
         token = self._settings.process.shutdown_token
+        # First: with the token, a request may come from anywhere.
         if bears(request.headers.get("Authorization", ""), token):
             return None
         if not is_loopback(self._settings.process.http_host):

@@ -47,6 +47,7 @@ async def run(scope: Scope, settings: Settings) -> None:
     history = History()
     routes = Routes(settings, suite, history, scope.health)
     app = application(scope.health, settings.source.slot, routes.extend)
+    # Before anything else: the port answers also while NATS and PostgreSQL are away.
     async with serving(app, settings.process.http_host, port):
         watch = scope.spawn("slot-watch", SlotWatch(scope, settings, suite).run())
         past = scope.spawn("history", _history(scope, suite, history))

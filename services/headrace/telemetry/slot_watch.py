@@ -60,6 +60,7 @@ class SlotWatch:
     async def look(self) -> None:
         """Read the slot's state once, and check its lag when that is due."""
         before = self._suite.watch
+        # The page shows how long a silent server has been asked.
         self._suite.asking_since = time.monotonic()
         try:
             self._suite.watch = await self._read()

@@ -52,6 +52,7 @@ class StreamWatch:
 
     async def run(self) -> None:
         while not self._scope.stopping.is_set():
+            # Without a connection each request would wait for its time-out.
             if self._client.is_connected:
                 await self.look()
             await self._scope.pause(self._settings.watch.stream_interval_s)
@@ -72,6 +73,7 @@ class StreamWatch:
                 await self._consumer(cdc, standing) for standing in standings[:CONSUMERS_MAX]
             ]
         except (StreamUnreadableError, NatsError, TimeoutError, ValueError, KeyError) as error:
+            # The last views stay: an unavailable JetStream is a state, not an end.
             log.debug("streams_not_visible", reason=describe(error))
             return
         self._suite.streams = tuple(views)

@@ -138,6 +138,8 @@ class SuiteStatus:
         heard = [h for (name, _), h in self._heard.items() if name == service]
         if not heard:
             return None
+        # A standby reports, too, and is not ready by design: the one that works speaks for the
+        # service.
         leader = max(
             heard, key=lambda h: (self._live(h, now), self._live(h, now) and _works(h.report), h.at)
         )
@@ -184,6 +186,7 @@ class SuiteStatus:
         """The data behind `headrace_*`; for a silent service only that it is silent."""
         return {
             name: {
+                # A figure of a dead process would look like a present one.
                 **(member.stats if member.live else {}),
                 "up": int(member.live),
                 "instances": member.instances,

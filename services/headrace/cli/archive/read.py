@@ -205,6 +205,7 @@ def cat(url: str, begin: str | None, tables: list[str], *, limit: int | None, fo
     for entry in _limited(rows, limit):
         seen.add((entry.schema, entry.table))
         out.write(line(entry))
+        # Someone reads along, or a pipe waits for each line.
         if follow:
             out.flush()
     out.flush()
@@ -222,6 +223,7 @@ def check_tables(reader: WalReader, seen: AbstractSet[TableName]) -> None:
     for file_id, _ in reader.list():
         if not missing - known:
             return
+        # A garbage collection may run next to this command.
         with contextlib.suppress(WalFileCollectedError):
             if file := reader.get(file_id):
                 known |= {(one.schema, one.table) for one in file.info.tables}
@@ -286,6 +288,7 @@ def gc(url: str, older_than: str, *, past_readers: bool, dry_run: bool) -> None:
     """Remove files that are old and read, or show them."""
     store = Store(url)
     planned = collecting.plan(store, duration_s(older_than), past_readers=past_readers)
+    # The same plan is shown and carried out: files that come meanwhile are not in it.
     if not dry_run:
         collecting.carry_out(store, planned)
     size = sum(item.size for item in planned.remove)

@@ -131,7 +131,7 @@ async def _apply(run: ReplayRun, target_url: str) -> None:
         player = _Player(book, run)
         done = player.done_of(await asyncio.to_thread(run.source))
         for info, entry in run.changes(done):
-            # Each source has a position of its own in the target.
+            # Each source has its own position in the target.
             if entry.position > player.done_of(info.source):
                 if player.is_full and not player.continues(info, entry):
                     await player.commit()

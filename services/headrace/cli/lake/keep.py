@@ -33,6 +33,7 @@ T = TypeVar("T")
 def compact_all(lake: Lake, *, as_json: bool) -> None:
     """Join small files, and remove deleted rows, until little is left."""
     limits = CompactionLimits.of(lake.settings.lake).everything()
+    # A step has to be able to write at least one file of the target size.
     limits = replace(limits, bytes_max=max(limits.bytes_max, limits.target_bytes))
     left = _worth(lake.writer(), limits)
     total = Compaction()
@@ -71,6 +72,7 @@ def _in_a_cut(lake: Lake, step: Callable[[LakeWriter], T]) -> T:
     lake.catalog.prepare()
     with held(lake.catalog, lake.slot):
         for _ in range(_REFUSED_MAX):
+            # Read again for each try: the cut that came first may have replaced the files.
             writer = lake.writer()
             done = step(writer)
             last = writer.last_cut
@@ -111,6 +113,7 @@ def orphans(lake: Lake, older_than_s: float | None, *, remove: bool, as_json: bo
         _progress(f"looking at {name}")
         found += cleanup.unused_files(lake.files, location, before)
     folders = cleanup.unused_folders(lake.files, lake.catalog, lake.slot, before)
+    # A dropped table may be wanted back, and readers of older cuts still see it.
     keep_s = lake.settings.lake.keep_dropped_s
     ripe = [folder for folder in folders if folder.since <= now - keep_s]
     if remove:

@@ -101,6 +101,7 @@ async def _all(
 ) -> list[Verdict]:
     """Every table's verdict, shown as soon as it is available."""
     began = time.monotonic()
+    # Also with names: it shows that the target contains a mirror at all.
     there = [state.token for state in await verifier.tables()]
     tokens = [table_token(*name) for name in names] or there
     if not tokens:
@@ -109,6 +110,7 @@ async def _all(
     for token in tokens:
         with _step(token):
             verdict = await verifier.table(token)
+        # With a reason, the tables could not be compared, and there is nothing to repair.
         if options.repairs and not verdict.equal and not verdict.why:
             verdict = await verifier.repair(token, _before_repair(as_json=options.as_json))
         verdicts.append(verdict)

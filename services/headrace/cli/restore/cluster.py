@@ -38,6 +38,7 @@ def run(
 ) -> None:
     """Restore into the folder, and let the server reach the moment."""
     console = Console(stderr=True, soft_wrap=True)
+    # Before any file is written: a moment that can't be reached is refused here.
     plan = Planner(store).plan(target, timeline)
     say(console, plan)
     if plan_only:
@@ -85,6 +86,7 @@ def recovered(
         recover(server, plan, place, teller.tell_replay)
         yield server
     finally:
+        # In any case: a server left behind would hold the folder and its port.
         server.stop_blocking()
         server.discard()
 

@@ -91,6 +91,7 @@ def _differences(
             f"the database {made.database} has no table to compare",
             remedy="Name a database with tables in PG_DB.",
         )
+    # Before the restore: later drills can choose this moment, too.
     digests.record(store, made)
     planner = _with_log(store, made)
     newest = planner.newest_backup()
@@ -134,6 +135,7 @@ def _random(store: BackupStore, planner: Planner, begin: int) -> RecordedDigests
     found = [
         one
         for one in digests.recorded(store)
+        # A moment on a timeline that was left behind can't be reached by this way.
         if one.lsn >= begin and one.lsn <= ends.get(one.timeline, 0)
     ]
     if not found:
@@ -158,6 +160,7 @@ async def _restored_digests(server: RestoredServer, database: str) -> dict[str, 
         host=given["PGHOST"], port=int(given["PGPORT"]), user=given["PGUSER"], database=database
     )
     try:
+        # One snapshot for all tables, as at the source.
         async with session.transaction(isolation="repeatable_read", readonly=True):
             return await digests.digests_in(session)
     except asyncpg.PostgresError as error:

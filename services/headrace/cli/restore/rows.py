@@ -104,6 +104,7 @@ def _bring_back(live: LiveRows, found: RestoredTable, wanted: RowsWanted, consol
     for change in live.changes(_SHOWN_MAX):
         print(plain(_line(change)))
     print(_summary(counts, discard_later=wanted.discard_later))
+    # The whole table as it was can't keep them, and nobody has asked to delete them.
     if wanted.replace and counts.later and not wanted.discard_later:
         raise RestoreError(
             f"{counts.later} rows of {name} were inserted since that moment",
@@ -115,6 +116,7 @@ def _bring_back(live: LiveRows, found: RestoredTable, wanted: RowsWanted, consol
         return
     if not wanted.yes:
         typer.confirm(f"Change these rows of {name}?", abort=True)
+    # The rows are compared again there: someone may have changed them during the question.
     done = live.apply(discard_later=wanted.discard_later)
     print(
         f"{name}: {done.inserts} rows inserted, {done.updates} updated, {done.later} deleted, "

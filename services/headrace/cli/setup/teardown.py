@@ -64,6 +64,7 @@ async def run(
     """Show what will be removed, ask, remove."""
     screen = Screen()
     async with postgres(settings, "teardown", _DENIED_REMEDY) as session:
+        # Everything is looked up before anything is removed: an error leaves the suite whole.
         plan = await _plan(session, settings, streams=streams)
         if not plan.empty and not yes:
             _ask(settings, plan)
@@ -168,6 +169,7 @@ async def _stop_suite(session: asyncpg.Connection, settings: Settings, reader: i
     except NatsUnreachableError:
         # Without the bus there is only the connection itself.
         pass
+    # The slot keeps its position: what was not confirmed would come again.
     await session.fetchval("SELECT pg_terminate_backend($1)", reader)
     if not await _released(session, settings.source.slot, _DROP_S):
         raise HeadraceError(

@@ -101,6 +101,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Lock the folder for as long as this process lives."""
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
+        # Not inherited: a service that outlives this process must not hold the lock.
         lock = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise FolderError(f"headrace up can't write in {folder}: {error.strerror}") from error
@@ -212,6 +213,7 @@ class _Up:
                     tables = [suite.demo_table]
                 else:
                     tables = []
+            # By the same code as for an installation.
             await init.run(suite.settings, tables, made)
         if settings[0].backup.url:
             await _make_backup_store(settings[0], made)
@@ -295,6 +297,7 @@ class _Up:
             self._told_to_stop.set()
             return
         self._view.news("killing what still runs")
+        # The final lines then report it.
         self._killed = True
         for suite in self._suites:
             if suite.started:
