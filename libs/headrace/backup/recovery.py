@@ -118,6 +118,7 @@ class RestoredServer(EmbeddedServer):
         access.write_text("local all all trust\n")
         idents = self._place.work / "idents.conf"
         idents.write_text("")
+        # PostgreSQL refuses to run as root, and its account must read these.
         if self._place.account is not None:
             for path in (self._sockets, access, idents):
                 self._place.account.own(path)
@@ -166,6 +167,7 @@ def _watched(log: Path, tell: Callable[[int], None]) -> Iterator[None]:
 
     def look() -> None:
         while not over.wait(_PROGRESS_S):
+            # The file appears only when the server starts.
             with contextlib.suppress(OSError):
                 found = _REDO.findall(log.read_text(errors="replace"))
                 if found:
@@ -200,6 +202,8 @@ def _recover(server: RestoredServer, plan: RestorePlan, place: RestorePlace) -> 
         if _NOT_REACHED not in log:
             raise
         # The plan has checked that everything up to its moment is stored: nothing later is.
+        # A time or an LSN may lie after the last record, while a commit that is not there can't be
+        # reached.
         if plan.target.settings().get("recovery_target_xid"):
             raise RestoreError(f"the log has no commit of {plan.target}") from error
         forget_recovery(place.folder)

@@ -77,6 +77,7 @@ def restore(
     tell: Callable[[str, int], None] = lambda _what, _bytes: None,
 ) -> None:
     """Write everything that PostgreSQL needs to reach the plan's moment."""
+    # Before anything is fetched: the files of another cluster must not be mixed with these.
     require_empty(place.folder)
     # The remains of a failed restore: its log may be of another moment.
     require_empty(place.work)
@@ -112,6 +113,7 @@ def _fetch(
 ) -> None:
     """One segment of the log; what isn't stored of the last one is zeros, where recovery ends."""
     segments = store.segments
+    # The last segment may be stored in parts, which begin within it.
     begin = segments.begin(pieces[0].start)
     content = segment(store, pieces)
     name = segments.name(pieces[0].timeline, begin)
@@ -189,6 +191,7 @@ def _configure(store: BackupStore, plan: RestorePlan, place: RestorePlace) -> No
     append_settings(place.folder, given)
     # The source may have been a standby: it would wait for a primary forever.
     (place.folder / "standby.signal").unlink(missing_ok=True)
+    # Without it, PostgreSQL would replay only what pg_wal contains, and open for writes.
     (place.folder / "recovery.signal").touch(mode=0o600)
 
 
@@ -208,6 +211,7 @@ def forget_recovery(folder: Path) -> None:
 def append_settings(folder: Path, settings: Mapping[str, str]) -> None:
     """Add settings that override those of the source."""
     path = folder / "postgresql.auto.conf"
+    # Appended, because PostgreSQL takes the last of several values.
     text = path.read_text() if path.exists() else ""
     lines = [f"{name} = {_quoted(value)}\n" for name, value in settings.items()]
     if text and not text.endswith("\n"):

@@ -115,6 +115,7 @@ class DriverProcess:
         """
         child = await self._running()
         done: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        # Before it is sent: the answer may come while `drain` still waits.
         child.jobs[job] = done
         if tell is not None:
             child.told[job] = tell
@@ -196,6 +197,7 @@ class DriverProcess:
             _deliver(child, message)
         # Its JVM may have died under it: the rest of the session is killed too.
         _kill_session(child.process)
+        # Jobs are failed only after this: nothing of theirs runs any more when they are run again.
         code = await child.process.wait()
         log.info("driver_stopped", driver=self.name, exit_code=code)
         lost = DriverLostError(f"the driver ended with exit code {code}")
@@ -214,11 +216,13 @@ class DriverProcess:
         )
 
     def _on_idle(self, child: _Child) -> None:
+        # The timer was set before a job came, or before another driver replaced this one.
         if child.jobs or child is not self._child or not child.usable:
             return
         log.info("driver_idle", driver=self.name, idle_s=self._settings.spark_idle_s)
         self._child = None
         task = asyncio.create_task(self._retire(child), name="spark-driver-retires")
+        # asyncio keeps only a weak reference to a task.
         self._retirements.add(task)
         task.add_done_callback(self._retirements.discard)
 

@@ -166,6 +166,7 @@ class Verifier:
 
     def check_repairs(self) -> None:
         """Raise if this target can't be repaired."""
+        # Rows are written by one server's COPY into the other, with types that both have.
         if not isinstance(self.target, PostgresTarget):
             raise RepairRefusedError("--repair writes only into a mirror in PostgreSQL")
 
@@ -249,6 +250,7 @@ class Verifier:
             held = await stack.enter_async_context(held_snapshot(settings, request))
         except TableRefusedError as error:
             return Verdict(state.token, 0, why=f"the source does not have it: {error}")
+        # Its LSN is known only now; until then the mirror waited where it was.
         await self._hold(identity, held.lsn)
         return held
 
@@ -290,6 +292,7 @@ class Verifier:
                     return
             if place is MirrorProgress.BOOTSTRAPPING:
                 raise NotThereError(f"{token} is being bootstrapped")
+            # It can't go back: only a later snapshot can be compared.
             if place is MirrorProgress.PAST:
                 raise PastError(f"{token} went past the LSN")
             await asyncio.sleep(LOOK_S)
@@ -306,6 +309,7 @@ class Verifier:
         assert state.live is not None
         ours = {c.name for c in state.live.source_columns}
         theirs = {c.name for c in held.columns if state.live.rules.keeps(c.name)}
+        # Rows with other columns would differ in every range.
         if ours != theirs:
             lacks = ", ".join(sorted(theirs - ours)) or "none"
             has = ", ".join(sorted(ours - theirs)) or "none"

@@ -111,6 +111,8 @@ class LiveRing:
 
     def _in_use(self) -> bool:
         now = asyncio.get_running_loop().time()
+        # Refreshed while tabs are open, so that the time counts from the moment when the last one
+        # left.
         if self.followers:
             self._left_at = now
         return now - self._left_at < LINGER_S and self._left_at > 0
@@ -153,6 +155,7 @@ class LiveRing:
         first = self.first_seq
         if first is None or seq + 1 < first or seq > self.last_seq:
             return None
+        # Sequences have holes, so a tab's place is counted and not computed.
         later = sum(1 for message in self._kept if message.seq > seq)
         return self.count - later
 

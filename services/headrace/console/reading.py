@@ -171,6 +171,7 @@ class EventReader:
                 return None
             seq = int(message.seq or 0)
             found = await self.decoded(message.data or b"", message.subject or "", seq)
+            # A message of another source, or one that contains no event.
             if found:
                 return found[0]
             seq += 1
@@ -183,6 +184,8 @@ class EventReader:
         high = last + 1
         while low < high:
             middle = (low + high) // 2
+            # Beyond the last event of this source there is nothing to compare, so the end is
+            # treated as later.
             event = await self.event_from(middle)
             if event is None or holds(event):
                 high = middle
@@ -200,6 +203,7 @@ class EventReader:
         other = None
         async for message in self.window(lowest, highest):
             for event in message.events:
+                # A schema event has the position of the change that it precedes.
                 if event.position == position and event.advances:
                     return await self.complete(event)
                 if event.position == position:

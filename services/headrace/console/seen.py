@@ -83,6 +83,7 @@ class SuiteAnswers:
         position = position_in(request.match_info["position"])
         async with self._reader.turns:
             event = await self._reader.at(position)
+            # Why it is missing depends on the stream's ends, which are only read then.
             if event is None:
                 first_seq, _ = await self._reader.bounds()
                 ends = await self._reader.ends()

@@ -107,6 +107,7 @@ class SnapshotList:
         js = self._reader.client.jetstream()
         found: list[Document] = []
         seq = 1
+        # By subject: a chunk is skipped by the server, however many there are.
         while len(found) < KEPT_MAX:
             try:
                 message = await js.get_msg(

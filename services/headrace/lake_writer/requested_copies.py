@@ -42,6 +42,7 @@ class RequestedCopies:
     async def _look_for_holds(self) -> None:
         found = await asyncio.to_thread(requests.holds, self._catalog, self._source)
         now = time.monotonic()
+        # By this process's clock, so that a command that has died holds nothing for long.
         self._holds = {name: self._holds.get(name, now) for name in found}
 
     async def take(self, writer: LakeWriter, published: Collection[TableName]) -> None:
@@ -53,6 +54,7 @@ class RequestedCopies:
         found = await asyncio.to_thread(requests.requests, self._catalog, self._source)
         for name, request in found.items():
             known = self._taken.get(name)
+            # The same table may be requested again, with another ID.
             if not request.open or (known is not None and known.id == request.id):
                 continue
             if name not in published:
@@ -68,6 +70,7 @@ class RequestedCopies:
     ) -> AsyncIterator[Callable[[int], None]]:
         """Note the number of copied rows from time to time, during a requested copy."""
         request = self._taken.get(name)
+        # A copy for another reason has nobody to inform.
         if request is None:
             yield progress
             return
@@ -95,6 +98,7 @@ class RequestedCopies:
                 )
             raise
         else:
+            # Not done: readers see the copy only in the next cut.
             self._taken[name] = replace(request, state=RequestState.COPIED, rows=rows)
         finally:
             done.set()

@@ -38,4 +38,5 @@ class Rewrites:
             return
         name = TableName(event["schema"], event["table"])
         lsn = int(event["tx"]["lsn"])
+        # An event that is read twice says nothing new.
         self.at[name] = max(lsn, self.at.get(name, 0))

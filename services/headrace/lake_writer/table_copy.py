@@ -60,10 +60,12 @@ async def copy_table(
     progress: Progress,
 ) -> TableCopy:
     """Copy a published table; `progress` receives the number of rows so far."""
+    # Before the snapshot: starting Spark takes long, and PostgreSQL would keep old rows meanwhile.
     await engine.started()
     request = SnapshotRequest(str(name), name.namespace, name.name)
     async with held_snapshot(settings, request) as held:
         try:
+            # In the snapshot, so that the columns are those of the rows that are copied.
             table = await _described(settings, name, before, held)
             folder, schema = prepare(table)
             plan = _dealt(plan_of(held, settings), settings.snapshot.tasks_max)

@@ -49,6 +49,8 @@ class Upkeep:
 
     async def step(self, writer: LakeWriter) -> None:
         """Do a little, if nothing waits."""
+        # Files of waiting changes are referred to by no cut: cleanup would take them for unused
+        # ones.
         if writer.last_cut is None or writer.changed or writer.to_copy:
             return
         started = time.monotonic()
@@ -56,6 +58,8 @@ class Upkeep:
         # after a cut.
         worked = await self._clean(writer)
         if self._limits.bytes_max and writer.last_cut.number != self._compacted_cut:
+            # Noted before the work: a rewrite that fails is tried after the next cut and not in a
+            # loop.
             self._compacted_cut = writer.last_cut.number
             worked |= await self._compact(writer)
         if worked:
@@ -85,6 +89,7 @@ class Upkeep:
         if not self._to_clean:
             if time.monotonic() - self._cleaned_at < self._settings.cleanup_interval_s:
                 return False
+            # One table for each step: listing a large one takes long enough.
             self._to_clean = [None, *writer.snapshots]
             self._cleaned_at = time.monotonic()
         name = self._to_clean.pop()
@@ -101,6 +106,7 @@ class Upkeep:
         now = time.time()
         grace_s = self._settings.grace_s
         found = cleanup.unused_files(self._files, location, now - grace_s)
+        # By this process's own clock as well: the store's times may be wrong.
         ripe = self._seen.ripe(found, cleanup.folder_of(location), now, grace_s)
         self._files.delete([each.location for each in ripe])
         self._scope.health.stats.count("lake_removed_files", len(ripe))

@@ -77,6 +77,7 @@ class CatchingUp:
                 info = await js.stream_info(self.settings.streams.cdc)
                 seen_seq = int(info.state.last_seq)
             marks = {SEEN: Watermark(ORIGIN, seen_seq)}
+        # Committed before anything follows: a crash must not continue from the former place.
         await self._deliver((), marks)
         log.warning("sink_reset", sink=self.configuration.name, to=str(to))
         return marks
@@ -93,6 +94,7 @@ class CatchingUp:
 
     async def bridge(self, marks: Marks, lost: RetentionGapError) -> Marks:
         """Deliver what the stream has discarded."""
+        # Without a position it is unknown where to begin in the archive.
         if self.settings.archive.url and source_mark(marks, self._source) > ORIGIN:
             return await self._from_archive(marks)
         if self.configuration.snapshot is Initial.INITIAL:
@@ -120,6 +122,7 @@ class CatchingUp:
             up_to=format_lsn(chosen.up_to),
         )
         self._leave_to_copies(marks)
+        # Otherwise the stream has discarded only what this sink has delivered.
         if chosen.after < first.position:
             await self._replay(chosen, marks)
         # The position says which of these are delivered; the rest of the stream follows.

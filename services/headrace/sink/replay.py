@@ -39,6 +39,7 @@ class Replay:
             try:
                 if lane not in marks and not await self._deliver(name, record_id, marks):
                     continue
+                # After the commit: a crash in between finds the lane in the marks.
                 await self.letters.drop(name, record_id)
                 log.info("dead_letter_delivered", sink=name, id=record_id)
             except DeadLetterError:
@@ -57,6 +58,7 @@ class Replay:
         """
         event = (await self.letters.get(name, record_id)).event
         is_copied = bool(event.payload.get("snapshot"))
+        # It was parked by another process; the stream brings it to this one.
         if event.position > source_mark(marks, event.source) and not is_copied:
             return False
         # Without what is parked, and with changes that a later copy has as well.
