@@ -147,7 +147,6 @@ async def take_backup(
 ) -> BackupRecord:
     """Take a backup, wait for its log, and list it."""
     backups = Backups(store)
-    # A random part keeps two backups of the same second apart.
     label = new_label()
     progress = BackupProgress(label)
     manifest = None
@@ -192,7 +191,6 @@ async def take_backup(
         tags,
     )
     failpoint("backup.before_record")
-    # The record makes the backup visible, so everything else is stored before it.
     await asyncio.to_thread(backups.put_record, made)
     if parent is not None:
         await asyncio.to_thread(_require_parent, backups, parent, made)
