@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import orjson
-
 from headrace.consumer.event import Event
 from headrace.consumer.transactions import Transaction
 from headrace.errors import HeadraceError
 from headrace.lsn import Position
 from headrace.sinks.formats.headrace_events import encode_json
+from headrace.sinks.formats.json_values import dumps, plain_row
 
 # `pg_logical_emit_message(true, 'headrace:skip', 'orders,search')` leaves the transaction out of
 # these sinks.
@@ -199,7 +198,9 @@ class Router:
         columns = self._columns(event)
         if event.operation not in _ROWS or not columns:
             return None
-        return orjson.dumps([row.get(column) for column in columns])
+        # As in the event: orjson would write NaN and both infinities as null, one key for three rows.
+        kept = plain_row({column: row.get(column) for column in columns}) or {}
+        return dumps([kept[column] for column in columns])
 
     def _left(self, event: Event) -> Event | None:
         """The delete of the old key, if the update has changed the key."""

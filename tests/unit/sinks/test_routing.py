@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from headrace.consumer import Event, Position, Transaction
@@ -39,6 +40,22 @@ def test_an_event_of_no_row_has_no_key() -> None:
 def test_the_columns_of_the_key_can_be_chosen() -> None:
     (record,) = records(event(), Router(key=("name", "id")))
     assert record.key == b'["Ada",1]'
+
+
+def test_keys_of_nan_and_infinities_differ_from_each_other_and_from_null() -> None:
+    values = [math.nan, math.inf, -math.inf, None, 1.5]
+    keys = [records(event(data={"id": value, "n": 1}))[0].key for value in values]
+    assert keys == [b'["NaN"]', b'["Infinity"]', b'["-Infinity"]', b"[null]", b"[1.5]"]
+    left, update = records(event("UPDATE", data={"id": math.inf}, old={"id": math.nan}))
+    assert (left.key, update.key) == (b'["NaN"]', b'["Infinity"]')
+    # The same row, although NaN is not equal to itself in Python.
+    same = event("UPDATE", data={"id": math.nan}, old={"id": float("nan")})
+    assert [record.key for record in records(same)] == [b'["NaN"]']
+
+
+def test_a_key_of_bytes_is_their_base64() -> None:
+    (record,) = records(event(data={"id": b"\x00\xff"}))
+    assert record.key == b'["AP8="]'
 
 
 def test_a_changed_key_is_a_delete_of_the_old_one_before_the_update() -> None:
