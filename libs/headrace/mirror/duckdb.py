@@ -34,6 +34,8 @@ from headrace.mirror.threaded_target import WRITER, ThreadedTarget
 from headrace.postgres.quoting import quote_name
 
 T = TypeVar("T")
+# Executes a statement with values; returns its first row.
+Run = Callable[[str, Sequence[Any]], Any]
 
 SCHEMA = "headrace_mirror"
 MARKS = f"{SCHEMA}.marks"
@@ -73,8 +75,8 @@ class DuckdbTarget(ThreadedTarget):
 
     def __init__(self, path: str, text: Sequence[str] = ()) -> None:
         super().__init__("duckdb")
-        self._path = path
-        self._types = NativeTypes(DIALECT, text)
+        self.path = path
+        self.types = NativeTypes(DIALECT, text)
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._has_begun = False
         self._idle: asyncio.TimerHandle | None = None
@@ -96,7 +98,7 @@ class DuckdbTarget(ThreadedTarget):
         self,
         table: Table | None = None,  # noqa: ARG002  # the port's
     ) -> AsyncIterator[DuckdbReading]:
-        reading = await asyncio.to_thread(DuckdbReading, self._path, self._types)
+        reading = await asyncio.to_thread(DuckdbReading, self.path, self.types)
         try:
             yield reading
         finally:
@@ -115,9 +117,9 @@ class DuckdbTarget(ThreadedTarget):
             self._close()
 
     def _load(self) -> dict[str, str]:
-        with _explained(self._path):
+        with explained(self.path):
             self._close()
-            self._connection = _opened(self._path, read_only=False)
+            self._connection = opened(self.path, read_only=False)
             self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
             self._connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {MARKS} (key VARCHAR, value VARCHAR)"
@@ -128,8 +130,8 @@ class DuckdbTarget(ThreadedTarget):
             if self._has_opened:
                 self._check(self._connection)
             _keep(self._connection, {WRITER: self._writer})
-            _keep(self._connection, kept_as_chosen(_marks(self._connection), self._types))
-            marks = _marks(self._connection)
+            _keep(self._connection, kept_as_chosen(marks_in(self._connection), self.types))
+            marks = marks_in(self._connection)
             marks.pop(TEXT_MARK)
             self._connection.execute("COMMIT")
             self._has_opened = True
@@ -141,7 +143,7 @@ class DuckdbTarget(ThreadedTarget):
         if self._connection is None:
             # A reader that waits for the file looks more often than this.
             time.sleep(max(0.0, self._closed_at + CLOSED_S - time.monotonic()))
-            self._connection = _opened(self._path, read_only=False)
+            self._connection = opened(self.path, read_only=False)
             self._opened_at = time.monotonic()
         if not self._has_begun:
             self._connection.execute("BEGIN")
@@ -153,16 +155,16 @@ class DuckdbTarget(ThreadedTarget):
     def _check(self, connection: duckdb.DuckDBPyConnection) -> None:
         query = f"SELECT value FROM {MARKS} WHERE key = ?"
         (found,) = connection.execute(query, [WRITER]).fetchone() or (None,)
-        self._check_writer(found, f"DuckDB file {self._path}", self._close)
+        self._check_writer(found, f"DuckDB file {self.path}", self._close)
 
     def _write(self, steps: Sequence[target.Step]) -> None:
-        with _explained(self._path):
-            writer = _Writer(self._begun(), self._types)
+        with explained(self.path):
+            writer = DuckdbWriter(self._begun(), self.types)
             for step in steps:
                 writer.do(step)
 
     def _commit(self, marks: Mapping[str, str | None]) -> None:
-        with _explained(self._path):
+        with explained(self.path):
             connection = self._begun()
             _keep(connection, marks)
             connection.execute("COMMIT")
@@ -172,7 +174,7 @@ class DuckdbTarget(ThreadedTarget):
                 self._closed_at = time.monotonic()
 
 
-def _opened(path: str, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+def opened(path: str, *, read_only: bool) -> duckdb.DuckDBPyConnection:
     deadline = time.monotonic() + BUSY_S
     while True:
         try:
@@ -199,13 +201,19 @@ def _keep(connection: duckdb.DuckDBPyConnection, marks: Mapping[str, str | None]
             connection.execute(f"INSERT INTO {MARKS} VALUES (?, ?)", [key, value])
 
 
-def _marks(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+def has_marks(connection: duckdb.DuckDBPyConnection) -> bool:
+    """Whether the file contains a mirror."""
+    query = "SELECT 1 FROM duckdb_tables() WHERE schema_name = ? AND table_name = 'marks'"
+    return connection.execute(query, [SCHEMA]).fetchone() is not None
+
+
+def marks_in(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     query = f"SELECT key, value FROM {MARKS} WHERE key <> ?"
     return dict(connection.execute(query, [WRITER]).fetchall())
 
 
 @contextlib.contextmanager
-def _explained(path: str) -> Any:
+def explained(path: str) -> Any:
     try:
         yield
     except duckdb.Error as error:
@@ -219,12 +227,45 @@ def _explained(path: str) -> Any:
         ) from error
 
 
-class _Writer:
+def exists(run: Run, table: Table) -> bool:
+    """Whether the file has a table of this name."""
+    # A view of the name is another's, too, and would make CREATE TABLE fail.
+    query = (
+        "SELECT 1 FROM duckdb_tables() WHERE schema_name = ? AND table_name = ? UNION ALL "
+        "SELECT 1 FROM duckdb_views() WHERE schema_name = ? AND view_name = ?"
+    )
+    place = [_schema(table), _plain_name(table)]
+    return run(query, [*place, *place]) is not None
+
+
+def check_names(run: Run, table: Table) -> None:
+    """DuckDB compares names without case, so one of two tables would replace the other."""
+    names = [column.name.lower() for column in table.columns]
+    if len(set(names)) != len(names):
+        raise target.TargetError(
+            f"{table.schema}.{table.name} has columns that differ only by case",
+            remedy="Leave one of them out at the source (HEADRACE_EXCLUDE_COLUMNS).",
+        )
+    query = (
+        "SELECT table_name FROM duckdb_tables() WHERE lower(schema_name) = lower(?) AND "
+        "lower(table_name) = lower(?) AND (table_name <> ? OR schema_name <> ?)"
+    )
+    place = [_schema(table), _plain_name(table)]
+    if place[0].lower() == SCHEMA and place[1].lower() == "marks":
+        raise target.TargetError(f"{MARKS} is reserved for the mirror's state")
+    if run(query, [*place, place[1], place[0]]) is not None:
+        raise target.TargetError(
+            f"{table.schema}.{table.name} and another table have the same name in DuckDB",
+            remedy="Select tables so that each file contains only one of them.",
+        )
+
+
+class DuckdbWriter:
     """The steps in SQL."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, types: NativeTypes) -> None:
         self._connection = connection
-        self._types = types
+        self.types = types
 
     def _run(self, sql: str, values: Sequence[Any] = ()) -> Any:
         return self._connection.execute(sql, list(values)).fetchone()
@@ -237,7 +278,7 @@ class _Writer:
                 if data:
                     columns = self._by_name(table)
                     sets = ", ".join(
-                        f"{quote_name(name)} = {_mark(columns[name])}" for name in data
+                        f"{quote_name(name)} = {mark_of(columns[name])}" for name in data
                     )
                     head = f"UPDATE {table_name(table)} SET {sets}"
                     self._one(table, head, _values(columns, data), where)
@@ -248,7 +289,7 @@ class _Writer:
             case target.CreateTable(table, replaces):
                 self._create(table, replaces=replaces)
             case target.DropTable(table):
-                if self._exists(table):
+                if exists(self._run, table):
                     self._run(f"DROP TABLE {table_name(table)}")
             case target.AlterTable():
                 self._alter(step)
@@ -264,7 +305,7 @@ class _Writer:
 
         return MarkedSql(
             table_name,
-            placeholder=lambda table, name: _mark(column(table, name)),
+            placeholder=lambda table, name: mark_of(column(table, name)),
             stored=lambda table, name, value: column(table, name).text(value),
             converted=lambda step, name: (
                 f"CAST(old.{quote_name(name)} AS {column(step.table, name).sql_type})"
@@ -272,54 +313,24 @@ class _Writer:
         )
 
     def _by_name(self, table: Table) -> dict[str, NativeColumn]:
-        return {column.name: column for column in self._types.columns(table)}
-
-    def _exists(self, table: Table) -> bool:
-        # A view of the name is another's, too, and would make CREATE TABLE fail.
-        query = (
-            "SELECT 1 FROM duckdb_tables() WHERE schema_name = ? AND table_name = ? UNION ALL "
-            "SELECT 1 FROM duckdb_views() WHERE schema_name = ? AND view_name = ?"
-        )
-        place = [_schema(table), _plain_name(table)]
-        return self._run(query, [*place, *place]) is not None
+        return {column.name: column for column in self.types.columns(table)}
 
     def _create(self, table: Table, *, replaces: bool) -> None:
-        self._check_names(table)
+        check_names(self._run, table)
         # A copy that began before may have left its own table.
-        if not replaces and self._exists(replace(table, staging=False)):
+        if not replaces and exists(self._run, replace(table, staging=False)):
             raise target.ForeignTableError(table)
         self._run(f"CREATE SCHEMA IF NOT EXISTS {quote_name(_schema(table))}")
         self.do(target.DropTable(table))
         body = ", ".join(
-            f"{quote_name(column.name)} {column.sql_type}" for column in self._types.columns(table)
+            f"{quote_name(column.name)} {column.sql_type}" for column in self.types.columns(table)
         )
         self._run(f"CREATE TABLE {table_name(table)} ({body})")
 
-    def _check_names(self, table: Table) -> None:
-        """DuckDB compares names without case, so one of two tables would replace the other."""
-        names = [column.name.lower() for column in table.columns]
-        if len(set(names)) != len(names):
-            raise target.TargetError(
-                f"{table.schema}.{table.name} has columns that differ only by case",
-                remedy="Leave one of them out at the source (HEADRACE_EXCLUDE_COLUMNS).",
-            )
-        query = (
-            "SELECT table_name FROM duckdb_tables() WHERE lower(schema_name) = lower(?) AND "
-            "lower(table_name) = lower(?) AND (table_name <> ? OR schema_name <> ?)"
-        )
-        place = [_schema(table), _plain_name(table)]
-        if place[0].lower() == SCHEMA and place[1].lower() == "marks":
-            raise target.TargetError(f"{MARKS} is reserved for the mirror's state")
-        if self._run(query, [*place, place[1], place[0]]) is not None:
-            raise target.TargetError(
-                f"{table.schema}.{table.name} and another table have the same name in DuckDB",
-                remedy="Select tables so that each file contains only one of them.",
-            )
-
     def _swap(self, staged: Table, *, replaces: bool) -> None:
         live = replace(staged, staging=False)
-        self._check_names(live)
-        if not replaces and self._exists(live):
+        check_names(self._run, live)
+        if not replaces and exists(self._run, live):
             raise target.ForeignTableError(live)
         # In one transaction, so readers see the old table or the new one.
         self.do(target.DropTable(live))
@@ -328,14 +339,14 @@ class _Writer:
     def _alter(self, step: target.AlterTable) -> None:
         """By a copy: DuckDB can't commit an ALTER of a table whose rows the transaction changed."""
         before = self._by_name(step.before)
-        self._check_names(step.after)
+        check_names(self._run, step.after)
         parts = []
         values: list[Any] = []
-        for column in self._types.columns(step.after):
+        for column in self.types.columns(step.after):
             old = step.renamed.get(column.name, column.name)
             filled = step.filled.get(column.name)
             if filled is not None:
-                part = _mark(column)
+                part = mark_of(column)
                 values.append(column.text(filled.value))
             elif old not in before:
                 part = f"CAST(NULL AS {column.sql_type})"
@@ -352,7 +363,7 @@ class _Writer:
         self._run(f"ALTER TABLE {draft} RENAME TO {quote_name(name)}")
 
     def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        columns = self._types.columns(table)
+        columns = self.types.columns(table)
         arrays = {f"c{number}": _array(column, rows) for number, column in enumerate(columns)}
         # As text, which DuckDB parses: Arrow's own types would round numbers and times.
         given = pa.table(arrays)
@@ -401,7 +412,8 @@ def _array(column: NativeColumn, rows: Sequence[Mapping[str, Any]]) -> Any:
     return pa.array(texts, pa.string())
 
 
-def _mark(column: NativeColumn) -> str:
+def mark_of(column: NativeColumn) -> str:
+    """The placeholder of a column's value."""
     return f"CAST(? AS {column.sql_type})"
 
 
@@ -411,7 +423,7 @@ def _values(columns: Mapping[str, NativeColumn], values: Mapping[str, Any]) -> l
 
 def _tests(columns: Mapping[str, NativeColumn], names: Iterable[str]) -> str:
     return " AND ".join(
-        f"{quote_name(name)} IS NOT DISTINCT FROM {_mark(columns[name])}" for name in names
+        f"{quote_name(name)} IS NOT DISTINCT FROM {mark_of(columns[name])}" for name in names
     )
 
 
@@ -421,21 +433,17 @@ class DuckdbReading:
     def __init__(self, path: str, types: NativeTypes) -> None:
         if not Path(path).exists():
             raise target.TargetError(f"DuckDB file {path} doesn't exist", remedy=_NO_MIRROR_REMEDY)
-        self._types = types
-        with _explained(path):
-            self._connection = _opened(path, read_only=True)
+        self.types = types
+        with explained(path):
+            self._connection = opened(path, read_only=True)
             # Marks and rows must be of one moment.
             self._connection.execute("BEGIN")
-            found = self._connection.execute(
-                "SELECT 1 FROM duckdb_tables() WHERE schema_name = ? AND table_name = 'marks'",
-                [SCHEMA],
-            ).fetchone()
-            if found is None:
+            if not has_marks(self._connection):
                 self._connection.close()
                 raise target.TargetError(
                     f"DuckDB file {path} contains no mirror", remedy=_NO_MIRROR_REMEDY
                 )
-            marks = _marks(self._connection)
+            marks = marks_in(self._connection)
             marks.pop(TEXT_MARK, None)
             self.marks: Mapping[str, str] = marks
 
@@ -446,9 +454,9 @@ class DuckdbReading:
         self, table: Table, columns: Sequence[Column]
     ) -> AsyncIterator[list[tuple[Any, ...]]]:
         """DuckDB's own text, where SQLite has text."""
-        kept = [self._types.column(table, column) for column in columns]
-        names = ", ".join(map(_shown, kept))
-        readers = [_reader(column) for column in kept]
+        kept = [self.types.column(table, column) for column in columns]
+        names = ", ".join(map(shown, kept))
+        readers = [reader_of(column) for column in kept]
         query = f"SELECT {names} FROM {table_name(table)}"
         cursor = await asyncio.to_thread(self._connection.execute, query)
         while rows := await asyncio.to_thread(cursor.fetchmany, READ_ROWS):
@@ -461,7 +469,8 @@ class DuckdbReading:
             ]
 
 
-def _shown(column: NativeColumn) -> str:
+def shown(column: NativeColumn) -> str:
+    """The expression that a reader's query has for a column."""
     name = quote_name(column.name)
     numbers = {Native.INT2, Native.INT4, Native.INT8, Native.OID, Native.FLOAT, Native.BYTES}
     if column.native in numbers:
@@ -471,7 +480,8 @@ def _shown(column: NativeColumn) -> str:
     return f"CAST({name} AS VARCHAR)"
 
 
-def _reader(column: NativeColumn) -> Callable[[Any], Any]:
+def reader_of(column: NativeColumn) -> Callable[[Any], Any]:
+    """From the query's value to what SQLite has."""
     if Native.FLOAT in {column.native, column.chosen}:
         return as_sqlite_float
     if column.native in {Native.TIMESTAMP, Native.TIMESTAMPTZ}:

@@ -55,14 +55,14 @@ class MariadbTarget(ThreadedTarget):
         self, url: str, text: Sequence[str] = (), password: str = "", ca: str = ""
     ) -> None:
         super().__init__("mariadb")
-        self._url = MariadbUrl.parsed(url, password, ca)
-        self._types = NativeTypes(DIALECT, text)
+        self.url = MariadbUrl.parsed(url, password, ca)
+        self.types = NativeTypes(DIALECT, text)
         self._session: MariadbSession | None = None
         self._journal: Journal | None = None
 
     @contextlib.asynccontextmanager
     async def reading(self, table: Table | None = None) -> AsyncIterator[MariadbReading]:
-        reading = await asyncio.to_thread(MariadbReading, self._url, self._types, table)
+        reading = await asyncio.to_thread(MariadbReading, self.url, self.types, table)
         try:
             yield reading
         finally:
@@ -78,7 +78,7 @@ class MariadbTarget(ThreadedTarget):
     def _load(self) -> dict[str, str]:
         self._close()
         with explained():
-            session = MariadbSession(self._url, self._types, TAKE_OVER_S)
+            session = MariadbSession(self.url, self.types, TAKE_OVER_S)
             self._session = session
             session.create_state()
             # Nobody executes a journal while another one takes over.
@@ -94,10 +94,10 @@ class MariadbTarget(ThreadedTarget):
                 if found is not None:
                     found.execute()
             # After the journal, whose statements fit the columns as they were.
-            session.keep(kept_as_chosen(session.marks(), self._types))
+            session.keep(kept_as_chosen(session.marks(), self.types))
             marks = session.marks()
             session.commit()
-        return _of_mirror(marks)
+        return of_mirror(marks)
 
     def _check(self, session: MariadbSession) -> None:
         found = session.locked_mark(WRITER)
@@ -152,7 +152,7 @@ class MariadbReading:
     """One moment of the database: a read-only transaction."""
 
     def __init__(self, url: MariadbUrl, types: NativeTypes, table: Table | None) -> None:
-        self._types = types
+        self.types = types
         with explained():
             self._session = MariadbSession(url, types, TAKE_OVER_S)
             try:
@@ -176,7 +176,7 @@ class MariadbReading:
             marks = self._session.marks()
             # DDL commits immediately, so other sessions see the steps of a journal one by one.
             if not Journal.is_open(marks):
-                return _of_mirror(marks)
+                return of_mirror(marks)
             # Its tables are between two moments.
             self._session.roll_back()
             if time.monotonic() > deadline:
@@ -194,8 +194,8 @@ class MariadbReading:
         self, table: Table, columns: Sequence[Column]
     ) -> AsyncIterator[list[tuple[Any, ...]]]:
         """The server's own text, read a part at a time."""
-        kept = [self._types.column(table, column) for column in columns]
-        readers = [_reader(column) for column in kept]
+        kept = [self.types.column(table, column) for column in columns]
+        readers = [reader_of(column) for column in kept]
         parts = await asyncio.to_thread(self._streamed, table, [column.name for column in kept])
         while rows := await asyncio.to_thread(_next, parts):
             yield [
@@ -207,7 +207,7 @@ class MariadbReading:
             ]
 
 
-def _of_mirror(marks: Mapping[str, str]) -> dict[str, str]:
+def of_mirror(marks: Mapping[str, str]) -> dict[str, str]:
     """Without the target's own."""
     return {name: value for name, value in marks.items() if name not in {WRITER, TEXT_MARK}}
 
@@ -217,7 +217,7 @@ def _next(parts: Iterator[Sequence[Any]]) -> Sequence[Any]:
         return next(parts, ())
 
 
-def _reader(column: NativeColumn) -> Callable[[Any], Any]:
+def reader_of(column: NativeColumn) -> Callable[[Any], Any]:
     """From the server's text to what SQLite has."""
     if Native.FLOAT in {column.native, column.chosen}:
         return as_sqlite_float

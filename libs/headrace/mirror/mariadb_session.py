@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,6 +182,11 @@ class MariadbSession:
         )
         return bool(found)
 
+    def is_like(self, text: str, pattern: str) -> bool:
+        """Whether a name fits the pattern of a grant."""
+        ((found,),) = self.ask(f"SELECT {literal(text)} LIKE {literal(pattern)}")
+        return str(found) == "1"
+
     def comment(self, name: str) -> str:
         """The comment of a table."""
         found = self.ask(
@@ -244,12 +250,15 @@ class MariadbSession:
         self.ask("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         self.ask("START TRANSACTION WITH CONSISTENT SNAPSHOT")
 
-    def streamed(self, table: Table, names: Sequence[str]) -> Iterator[Sequence[Any]]:
-        """All rows, some at a time."""
+    def streamed(
+        self, table: Table, names: Sequence[str], where: str = "true"
+    ) -> Iterator[Sequence[Any]]:
+        """All rows that fulfill a condition, some at a time."""
         listed = ", ".join(map(quoted, names))
         cursor = self._connection.cursor(SSCursor)
-        cursor.execute(f"SELECT {listed} FROM {table_name(table)}")
-        return iter(lambda: cursor.fetchmany(READ_ROWS), [])
+        cursor.execute(f"SELECT {listed} FROM {table_name(table)} WHERE {where}")
+        # The client returns a list, and at the end a tuple.
+        return itertools.takewhile(len, iter(lambda: cursor.fetchmany(READ_ROWS), None))
 
     def close(self) -> None:
         # The polite way would read the rest of a result first.

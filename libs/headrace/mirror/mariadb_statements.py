@@ -118,6 +118,13 @@ def _quoted_text(value: str | bytes) -> str:
 
 def literal_of(column: NativeColumn) -> Callable[[Any], str]:
     """A value's literal in this column."""
+    form = stored_literal(column)
+    text = column.text
+    return lambda value: "NULL" if value is None else form(text(value))
+
+
+def stored_literal(column: NativeColumn) -> Callable[[str | bytes], str]:
+    """The literal of a value as the server has it."""
     form: Callable[[str | bytes], str] = _quoted_text
     if column.native in _NUMBERS:
         form = str
@@ -125,8 +132,7 @@ def literal_of(column: NativeColumn) -> Callable[[Any], str]:
         form = _float
     elif column.native is Native.BYTES:
         form = _binary
-    text = column.text
-    return lambda value: "NULL" if value is None else form(text(value))
+    return form
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,10 +259,7 @@ class Statements:
     def definition(self, table: Table, column: NativeColumn) -> str:
         """The column's definition."""
         in_key = column.name in primary_key(table)
-        kind = column.sql_type
-        # A key can't contain a column without a length.
-        if in_key and column.native in {Native.TEXT, Native.BYTES}:
-            kind = self._key_type(table, column)
+        kind = self.kind(table, column)
         if column.native is Native.UUID:
             # One byte for each character: an index of UUIDs is a quarter as large.
             kind += " CHARACTER SET ascii COLLATE ascii_bin"
@@ -265,6 +268,13 @@ class Statements:
         if in_key:
             kind += " NOT NULL"
         return f"{quoted(column.name)} {kind}"
+
+    def kind(self, table: Table, column: NativeColumn) -> str:
+        """The column's type."""
+        # A key can't contain a column without a length.
+        if column.name in primary_key(table) and column.native in {Native.TEXT, Native.BYTES}:
+            return self._key_type(table, column)
+        return column.sql_type
 
     def _key_type(self, table: Table, column: NativeColumn) -> str:
         """A key's text has a length, as long as the key allows; longer values are refused."""

@@ -156,6 +156,28 @@ class NativeTypes:
         """The type of each column."""
         return [column.sql_type for column in self.columns(table)]
 
+    def limits(self, table: Table) -> list[str]:
+        """The columns whose type lacks some of PostgreSQL's values, with these values."""
+        return [
+            f"{column.name} ({column.sql_type}): {missing}"
+            for column in self.columns(table)
+            if (missing := self._missing(column.native))
+        ]
+
+    def _missing(self, kind: Native) -> str:
+        """The values that the type of this kind lacks; empty: none."""
+        dialect = self.dialect
+        missing = []
+        if kind is Native.FLOAT and not dialect.unusual_floats:
+            missing = ["NaN", "infinities"]
+        elif kind is Native.DECIMAL:
+            missing = ["NaN"]
+        elif kind in {Native.DATE, Native.TIMESTAMP, Native.TIMESTAMPTZ}:
+            missing = ["years before Christ", f"years after {dialect.year_max}"]
+            if not dialect.infinite_dates:
+                missing.append("infinities")
+        return ", ".join(missing)
+
     def _is_text(self, table: Table, name: str) -> bool:
         return any(
             column_named(pattern, table.schema, table.name) in {name, "*"} for pattern in self.text
@@ -180,6 +202,11 @@ class NativeTypes:
         return _as_text(data_type)
 
 
+def types_in(marks: Mapping[str, str], types: NativeTypes) -> NativeTypes:
+    """The types with the columns as text that the target really has as text."""
+    return NativeTypes(types.dialect, json.loads(marks.get(TEXT_MARK, "[]")))
+
+
 def kept_as_chosen(marks: Mapping[str, str], types: NativeTypes) -> dict[str, str | None]:
     """Changes of the marks if other columns are to be text than those that the target has: their
     tables are copied again.
@@ -188,7 +215,7 @@ def kept_as_chosen(marks: Mapping[str, str], types: NativeTypes) -> dict[str, st
     if marks.get(TEXT_MARK) == now:
         return {}
     changed: dict[str, str | None] = {TEXT_MARK: now}
-    before = NativeTypes(types.dialect, json.loads(marks.get(TEXT_MARK, "[]")))
+    before = types_in(marks, types)
     for state in tables_of(marks).values():
         there = [table for table in (state.live, state.run and state.run.staged) if table]
         if any(before.sql_types(table) != types.sql_types(table) for table in there):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
@@ -59,8 +60,10 @@ _Statement = tuple[Table, str, Sequence[str | None]]
 class PostgresTarget:
     """`url` is libpq's; its variables apply for parts that are missing."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, password: str = "") -> None:
         self.url = url
+        if password:
+            self.url = make_conninfo(url, password=password)
         self._connection: psycopg.AsyncConnection[Any] | None = None
         # A mark in the target names its writer, and each transaction checks it. A second mirror of
         # the same target takes over when it opens, and this one is refused at its next transaction.
@@ -74,8 +77,8 @@ class PostgresTarget:
         # Closing the old connection rolls back its uncommitted changes.
         await self.close()
         self._replaced.clear()
-        async with _explained():
-            connection = await _connect(self.url, "headrace mirror")
+        async with explained():
+            connection = await connected(self.url, "headrace mirror")
             self._connection = connection
             await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
             await connection.execute(
@@ -84,7 +87,7 @@ class PostgresTarget:
             await connection.commit()
             await self._take_over(connection)
             await ensure_wait_for(connection, SCHEMA)
-            marks = await _marks(connection)
+            marks = await marks_in(connection)
             await connection.commit()
             self._has_opened = True
             return marks
@@ -114,7 +117,7 @@ class PostgresTarget:
             await self._check_writer(self._open)
 
     async def write(self, steps: Sequence[target.Step]) -> None:
-        async with _explained():
+        async with explained():
             await self._begin()
             writer = _Writer(self._open, self._replaced, self._texts_of)
             # A table that takes another one's place takes over its additions, too.
@@ -132,7 +135,7 @@ class PostgresTarget:
         return found
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
-        async with _explained():
+        async with explained():
             await self._begin()
             replaced = self._replaced[:]
             self._replaced.clear()
@@ -158,14 +161,14 @@ class PostgresTarget:
 
     @contextlib.asynccontextmanager
     async def reading(self, table: Table | None = None) -> AsyncIterator[PostgresReading]:
-        async with _explained():
-            connection = await _connect(self.url, "headrace verify")
+        async with explained():
+            connection = await connected(self.url, "headrace verify")
         try:
             # Marks and rows must be of one moment, because a verification compares them with the
             # source at that LSN.
             await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
             await connection.set_read_only(True)
-            async with _explained():
+            async with explained():
                 if table is not None:
                     await _lock(connection, table)
                 marks = await _kept_marks(connection)
@@ -181,7 +184,7 @@ class PostgresTarget:
         return self._connection
 
 
-async def _connect(url: str, application: str) -> psycopg.AsyncConnection[Any]:
+async def connected(url: str, application: str) -> psycopg.AsyncConnection[Any]:
     options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
     return await psycopg.AsyncConnection.connect(
         url, application_name=application, options=options, connect_timeout=_CONNECT_TIMEOUT_S
@@ -197,7 +200,7 @@ async def _lock(connection: psycopg.AsyncConnection[Any], table: Table) -> None:
         await connection.rollback()
 
 
-async def _marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
+async def marks_in(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
     query = f"SELECT key, value FROM {SCHEMA}.marks WHERE key <> %s"
     return dict(await (await connection.execute(query, [WRITER])).fetchall())
 
@@ -210,11 +213,11 @@ async def _kept_marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str
             "the database contains no mirror",
             remedy="Check --to; `headrace mirror` creates a mirror there.",
         )
-    return await _marks(connection)
+    return await marks_in(connection)
 
 
 @contextlib.asynccontextmanager
-async def _explained() -> AsyncIterator[None]:
+async def explained() -> AsyncIterator[None]:
     try:
         yield
     except psycopg.Error as error:
@@ -238,9 +241,9 @@ async def _commit(connection: psycopg.AsyncConnection[Any]) -> None:
     try:
         await connection.commit()
     except psycopg.Error as error:
-        explained = error_of(error)
-        if explained.retry:
-            raise explained from error
+        known = error_of(error)
+        if known.retry:
+            raise known from error
         schema, table = error.diag.schema_name, error.diag.table_name
         message = error.diag.message_primary or str(error)
         raise target.CommitRefusedError(
@@ -478,7 +481,7 @@ class PostgresReading:
         names = ", ".join(quote_name(column.name) for column in columns)
         query = f"COPY (SELECT {names} FROM {table_name(table)}) TO STDOUT"
         async with (
-            _explained(),
+            explained(),
             self.connection.cursor() as cursor,
             cursor.copy(query.encode()) as copy,
         ):

@@ -78,12 +78,36 @@ def _index_name(table: Table, number: int) -> str:
     )
 
 
+def check_name(table: Table, marks: Mapping[str, str]) -> None:
+    """Each of two tables with one name would replace the other's rows."""
+    called = _plain_name(table.place)
+    if _folded(called) == MARKS or _folded(called).startswith(f"{MARKS}_new."):
+        raise NameTakenError(f"{called} is reserved for the mirror's state in a SQLite file")
+    for state in tables_of(marks).values():
+        other = _plain_name(state.place)
+        if (
+            state.token != table.token
+            and state.phase is not Phase.GONE
+            and _folded(other) == _folded(called)
+        ):
+            both = f"{table.schema}.{table.name} and {state.schema}.{state.name}"
+            raise NameTakenError(
+                f"{both} can't both be in a SQLite file: they have the same name there"
+            )
+
+
+def has_table(run: Callable[..., Any], table: Table) -> bool:
+    """Whether the file has a table or view of this name."""
+    query = "SELECT 1 FROM sqlite_schema WHERE type IN ('table', 'view') AND lower(name) = ?"
+    return run(query, [_folded(_plain_name(table.place))]).fetchone() is not None
+
+
 class SqliteTarget(ThreadedTarget):
     """Creates the file if it doesn't exist."""
 
     def __init__(self, path: str) -> None:
         super().__init__("sqlite")
-        self._path = path
+        self.path = path
         self._connection: sqlite3.Connection | None = None
 
     @contextlib.asynccontextmanager
@@ -92,7 +116,7 @@ class SqliteTarget(ThreadedTarget):
         table: Table | None = None,  # noqa: ARG002  # the port's
     ) -> AsyncIterator[SqliteReading]:
         # A separate connection: in WAL mode it sees its moment while the writer continues.
-        reading = await asyncio.to_thread(SqliteReading, self._path)
+        reading = await asyncio.to_thread(SqliteReading, self.path)
         try:
             yield reading
         finally:
@@ -105,11 +129,11 @@ class SqliteTarget(ThreadedTarget):
             connection.close()
 
     def _load(self) -> dict[str, str]:
-        with _explained(self._path):
+        with explained(self.path):
             # In the thread: an earlier call that was cancelled may have opened it only now, and
             # have failed with the write lock held.
             self._close()
-            connection = _connect(self._path)
+            connection = connect(self.path)
             # Readers and the writer don't block each other only in this mode.
             connection.execute("PRAGMA journal_mode = WAL")
             # A power failure may cost the last commits as a whole: the stream still contains their
@@ -128,7 +152,7 @@ class SqliteTarget(ThreadedTarget):
                 f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)",
                 [WRITER, self._writer],
             )
-            marks = _marks(connection)
+            marks = marks_in(connection)
             connection.execute("COMMIT")
             self._has_opened = True
             return marks
@@ -147,16 +171,16 @@ class SqliteTarget(ThreadedTarget):
     def _check(self, connection: sqlite3.Connection) -> None:
         query = f"SELECT value FROM {MARKS} WHERE key = ?"
         (found,) = connection.execute(query, [WRITER]).fetchone() or (None,)
-        self._check_writer(found, f"SQLite file {self._path}", connection.rollback)
+        self._check_writer(found, f"SQLite file {self.path}", connection.rollback)
 
     def _write(self, steps: Sequence[target.Step]) -> None:
-        with _explained(self._path):
-            writer = _Writer(self._begun())
+        with explained(self.path):
+            writer = SqliteWriter(self._begun())
             for step in steps:
                 writer.do(step)
 
     def _commit(self, marks: Mapping[str, str | None]) -> None:
-        with _explained(self._path):
+        with explained(self.path):
             connection = self._begun()
             removed = [(key,) for key, value in marks.items() if value is None]
             kept = [(key, value) for key, value in marks.items() if value is not None]
@@ -166,20 +190,20 @@ class SqliteTarget(ThreadedTarget):
             connection.execute("COMMIT")
 
 
-def _connect(path: str) -> sqlite3.Connection:
+def connect(path: str) -> sqlite3.Connection:
     # Used by one thread at a time, though not always the same.
     return sqlite3.connect(
         path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
 
 
-def _marks(connection: sqlite3.Connection) -> dict[str, str]:
+def marks_in(connection: sqlite3.Connection) -> dict[str, str]:
     query = f"SELECT key, value FROM {MARKS} WHERE key <> ?"
     return dict(connection.execute(query, [WRITER]))
 
 
 @contextlib.contextmanager
-def _explained(path: str) -> Any:
+def explained(path: str) -> Any:
     try:
         yield
     except sqlite3.Error as error:
@@ -190,7 +214,7 @@ def _explained(path: str) -> Any:
         ) from error
 
 
-class _Writer:
+class SqliteWriter:
     """The steps in SQL."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -236,28 +260,12 @@ class _Writer:
         self._index(table)
 
     def _check_name(self, table: Table) -> None:
-        """Each of two tables with one name would replace the other's rows."""
-        called = _plain_name(table.place)
-        if _folded(called) == MARKS or _folded(called).startswith(f"{MARKS}_new."):
-            raise NameTakenError(f"{called} is reserved for the mirror's state in a SQLite file")
         # The stored marks, and not those in memory: other tables of this transaction are in them
         # already.
-        for state in tables_of(dict(self._run(f"SELECT key, value FROM {MARKS}"))).values():
-            other = _plain_name(state.place)
-            if (
-                state.token != table.token
-                and state.phase is not Phase.GONE
-                and _folded(other) == _folded(called)
-            ):
-                both = f"{table.schema}.{table.name} and {state.schema}.{state.name}"
-                raise NameTakenError(
-                    f"{both} can't both be in a SQLite file: they have the same name there"
-                )
+        check_name(table, dict(self._run(f"SELECT key, value FROM {MARKS}")))
 
     def _check_free(self, table: Table) -> None:
-        query = "SELECT 1 FROM sqlite_schema WHERE type IN ('table', 'view') AND lower(name) = ?"
-        name = _folded(_plain_name(table.place))
-        if self._run(query, [name]).fetchone():
+        if has_table(self._run, table):
             raise target.ForeignTableError(table)
 
     def _index(self, table: Table) -> None:
@@ -317,7 +325,7 @@ class _Writer:
 
     def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
         """The statement for one row with these values."""
-        row_id = _row_id(table)
+        row_id = row_id_of(table)
         named, rest = target.split(table, where)
         what = row_id
         given = _stored(table, named)
@@ -344,14 +352,20 @@ def _tests(values: Iterable[str]) -> str:
     return " AND ".join(f"{quote_name(name)} IS ?" for name in values)
 
 
-def _row_id(table: Table) -> str:
+def row_id_of(table: Table) -> str:
+    """The name of a row's number, by which SQL can name the row."""
     taken = {column.name.lower() for column in table.columns}
     # SQLite has three names for a row's number; a column may hide any of them.
     return next(name for name in ("rowid", "_rowid_", "oid") if name not in taken)
 
 
+def type_in(column: Column) -> str:
+    """The column's type in the file; empty where SQLite has none."""
+    return _TYPES.get(kind_of(column.data_type), "TEXT")
+
+
 def _definition(column: Column) -> str:
-    return f"{quote_name(column.name)} {_TYPES.get(kind_of(column.data_type), 'TEXT')}".rstrip()
+    return f"{quote_name(column.name)} {type_in(column)}".rstrip()
 
 
 def _stored(table: Table, values: Mapping[str, Any]) -> list[Any]:
@@ -415,8 +429,8 @@ class SqliteReading:
         # SQLite would create the file, and a mistyped path would leave an empty one behind.
         if not Path(path).exists():
             raise target.TargetError(f"SQLite file {path} doesn't exist", remedy=_NO_MIRROR_REMEDY)
-        with _explained(path):
-            self._connection = _connect(path)
+        with explained(path):
+            self._connection = connect(path)
             self._connection.execute("PRAGMA query_only = 1")
             if not self._connection.execute(
                 "SELECT 1 FROM sqlite_schema WHERE name = ?", [MARKS]
@@ -427,7 +441,7 @@ class SqliteReading:
                 )
             self._connection.execute("BEGIN")
             # The first read fixes the moment that this transaction sees.
-            self.marks = _marks(self._connection)
+            self.marks = marks_in(self._connection)
 
     def close(self) -> None:
         self._connection.close()

@@ -198,7 +198,7 @@ class Router:
         columns = self._columns(event)
         if event.operation not in _ROWS or not columns:
             return None
-        # As in the event: orjson would write NaN and both infinities as null, one key for three rows.
+        # As in the event: NaN and both infinities would be null, one key for three rows.
         kept = plain_row({column: row.get(column) for column in columns}) or {}
         return dumps([kept[column] for column in columns])
 

@@ -137,8 +137,15 @@ async def test_an_operator_pauses_resumes_and_resets_a_sink_that_runs(
     await world.suite.logged("schema-publisher", table, COPY_S)
     (planned,) = await sinks("plan")
     assert (planned["promise"], planned["tables"]) == ("exactly once", [f"public.{table}"])
+    (tested,) = await sinks("test", name)
+    (created,) = tested["tables"]
+    assert (created["source"], created["outcome"]) == (f"public.{table}", "would be created")
     async with sink_process(world.environment, config, name) as process:
         await copy.equals(world, table, COLUMNS)
+        (tested,) = await sinks("test", name)
+        assert [one["outcome"] for one in tested["tables"]] == ["is followed"]
+        assert [one.split()[0] for one in created["columns"]] == list(COLUMNS)
+        assert "keeps tables in a database" in await sinks("test", name, "--last", "5", code=1)
         (listed,) = await sinks("ls")
         assert (listed["state"], listed["promise"]) == ("active", "exactly once")
         assert listed["behind"] is not None

@@ -422,25 +422,25 @@ def test_a_cancelled_opening_that_fails_keeps_no_lock(
 ) -> None:
     """As on a full disk, whose first write fails after it took the write lock."""
     monkeypatch.setattr(sqlite_target, "BUSY_TIMEOUT_S", 0.1)
-    connect = sqlite_target._connect
-    marks = sqlite_target._marks
+    connect = sqlite_target.connect
+    marks = sqlite_target.marks_in
     started = threading.Event()
     may_go_on = threading.Event()
 
     def late(path: str) -> sqlite3.Connection:
-        monkeypatch.setattr(sqlite_target, "_connect", connect)
+        monkeypatch.setattr(sqlite_target, "connect", connect)
         started.set()
         may_go_on.wait()
         return connect(path)
 
     def full(_connection: sqlite3.Connection) -> dict[str, str]:
-        monkeypatch.setattr(sqlite_target, "_marks", marks)
+        monkeypatch.setattr(sqlite_target, "marks_in", marks)
         raise sqlite3.OperationalError("database or disk is full")
 
     async def work() -> dict[str, str]:
         target = SqliteTarget(str(tmp_path / "m.db"))
-        monkeypatch.setattr(sqlite_target, "_connect", late)
-        monkeypatch.setattr(sqlite_target, "_marks", full)
+        monkeypatch.setattr(sqlite_target, "connect", late)
+        monkeypatch.setattr(sqlite_target, "marks_in", full)
         opening = asyncio.create_task(target.load())
         await asyncio.to_thread(started.wait)
         opening.cancel()

@@ -163,8 +163,9 @@ def dry_run(
     slot: Slot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Connect to a sink's target and log in. With --last, also show the records that it would write
-    for the last events. Writes nothing, and does not disturb the sink's process.
+    """Connect to a sink's target and log in. A database also says what it would do with each table.
+    With --last, also show the records that the sink would write for the last events. Writes
+    nothing, and does not disturb the sink's process.
     """
     from headrace.cli.sinks import dry_run as command
 

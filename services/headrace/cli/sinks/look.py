@@ -70,7 +70,7 @@ async def plan(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:
             scheme = known_address(sink.to, os.environ).partition("://")[0]
             copies = is_database(f"{scheme}://")
             asked = [one for one in tokens if copies or sink.where_of(*split_table_token(one))]
-            described = await _described(js, settings, asked)
+            described = await tables_described(js, settings, asked)
             tables = [".".join(split_table_token(token)) for token in tokens]
             row: dict[str, Any] = {
                 "sink": sink.name,
@@ -98,7 +98,7 @@ async def plan(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:
         Console().print(Text(note, style="dim"))
 
 
-async def _described(
+async def tables_described(
     js: JetStreamContext, settings: Settings, tokens: list[str]
 ) -> dict[str, Mapping[str, Any]]:
     """The tables as the bucket of schemas has them, by token."""
