@@ -17,6 +17,13 @@ from headrace.postgres.quoting import quote_name
 _KEYS_MAX = 500
 
 
+def unmarked_in_sql(table: Table, quoted: Callable[[str], str] = quote_name) -> str:
+    """The condition for rows that the source has, too."""
+    if not table.rules.soft_delete:
+        return "true"
+    return f"{quoted(table.rules.soft_delete)} IS NULL"
+
+
 @dataclass(frozen=True, slots=True)
 class MarkedSql:
     """The parts in which a target's SQL differs from others."""

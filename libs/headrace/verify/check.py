@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import nats.errors
@@ -23,8 +23,11 @@ from headrace import log as logs
 from headrace.bus import subjects
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import DictionaryReader
+from headrace.mirror.marked_rows import unmarked_in_sql
 from headrace.mirror.mirror_state import identity_of, tables_of
 from headrace.mirror.postgres import PostgresReading, PostgresTarget, error_of
+from headrace.mirror.row_editor import is_editable
+from headrace.mirror.source_values import SourceValues
 from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import ReadableTarget, TargetReading
 from headrace.postgres.quoting import quote_table
@@ -33,11 +36,18 @@ from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, TableRefusedError, held_snapshot
 from headrace.verify import source
 from headrace.verify.at_lsn import MirrorProgress, Stream, awaits, place_of, state_of
-from headrace.verify.comparison import ComparedTable, HashedHere, HashedThere, compared
+from headrace.verify.comparison import (
+    ComparedTable,
+    Comparison,
+    HashedHere,
+    HashedThere,
+    compared,
+)
 from headrace.verify.digest import RANGES, Difference
 from headrace.verify.forms import in_postgres, in_sqlite
-from headrace.verify.marked import count_marked, unmarked, unmarked_in_sql
+from headrace.verify.marked import count_marked, unmarked
 from headrace.verify.repair import MovedError, repair
+from headrace.verify.row_repair import RowRepair, rows_wanted
 from headrace.verify.sql_rows import SqlRows, settle
 from headrace.verify.types import SqlType, types_of
 
@@ -48,6 +58,8 @@ HOLD_S = 30.0
 ANSWER_S = 10.0
 LOOK_S = 0.1
 BOOTSTRAP_LOOK_S = 1.0
+# Writes the rows that differ; returns their number.
+Repairing = Callable[[], Awaitable[int]]
 # Only a part of very many differences is found at a time.
 REPAIRS_MAX = 20
 
@@ -166,9 +178,11 @@ class Verifier:
 
     def check_repairs(self) -> None:
         """Raise if this target can't be repaired."""
-        # Rows are written by one server's COPY into the other, with types that both have.
-        if not isinstance(self.target, PostgresTarget):
-            raise RepairRefusedError("--repair writes only into a mirror in PostgreSQL")
+        # An editor finds rows in a transaction of the target, which a custom one may lack.
+        if not isinstance(self.target, PostgresTarget) and not is_editable(self.target):
+            raise RepairRefusedError(
+                "--repair writes only into PostgreSQL, SQLite, DuckDB, MariaDB"
+            )
 
     async def repair(self, token: str, show: Callable[[Verdict], None]) -> Verdict:
         """Write the rows that differ, after showing them, and compare again."""
@@ -228,12 +242,17 @@ class Verifier:
             held = await self._held(stack, state, identity)
             if isinstance(held, Verdict):
                 return held
-            reading = await stack.enter_async_context(self._reading_at(held.lsn, state, deadline))
-            # The reading keeps its moment, so the mirror may continue while rows are compared. A
-            # repair needs it where it is.
-            if self._before_repair is None:
-                await self._hold(identity, None)
-            return await self._rows(held, reading, token)
+            async with self._reading_at(held.lsn, state, deadline) as reading:
+                # The reading keeps its moment, so the mirror may continue while rows are compared.
+                # A repair needs it where it is.
+                if self._before_repair is None:
+                    await self._hold(identity, None)
+                verdict, repairing = await self._rows(held, reading, token)
+            # After the reading: while it is open, nobody can write to a DuckDB file.
+            if self._before_repair is not None and repairing is not None:
+                self._before_repair(verdict)
+                self._repaired += await repairing()
+            return verdict
 
     async def _held(
         self, stack: contextlib.AsyncExitStack, state: TableState, identity: str
@@ -303,7 +322,9 @@ class Verifier:
         names = self.settings.streams
         return Stream(js, names.cdc, DictionaryReader(js, names.state))
 
-    async def _rows(self, held: HeldSnapshot, reading: TargetReading, token: str) -> Verdict:
+    async def _rows(
+        self, held: HeldSnapshot, reading: TargetReading, token: str
+    ) -> tuple[Verdict, Repairing | None]:
         state = state_of(reading.marks, token)
         assert state is not None
         assert state.live is not None
@@ -313,11 +334,8 @@ class Verifier:
         if ours != theirs:
             lacks = ", ".join(sorted(theirs - ours)) or "none"
             has = ", ".join(sorted(ours - theirs)) or "none"
-            return Verdict(
-                token,
-                held.lsn,
-                why=f"columns missing in the mirror: {lacks}; columns only in the mirror: {has}",
-            )
+            why = f"columns missing in the mirror: {lacks}; columns only in the mirror: {has}"
+            return Verdict(token, held.lsn, why=why), None
         names = [column.name for column in state.live.source_columns]
         key = state.live.key
         async with source.in_snapshot(self.settings, held) as connection:
@@ -328,22 +346,43 @@ class Verifier:
             table = SqlRows(connection, relations, names, self._source_error, key, where)
             sides = await self._sides(table, reading, state.live, types)
             outcome = await compared(*sides, names, key)
+            repairing = None
+            if self._before_repair is not None and outcome.found:
+                repairing = await self._repairing(held, reading.marks, state.live, outcome, sides)
         marked = await count_marked(reading, state.live)
         found = outcome.found
         verdict = Verdict(
             token, held.lsn, outcome.rows, outcome.ranges, found, key=key, marked=marked
         )
-        if self._before_repair is not None and outcome.found:
+        return verdict, repairing
+
+    async def _repairing(
+        self,
+        held: HeldSnapshot,
+        marks: Mapping[str, str],
+        live: Table,
+        outcome: Comparison,
+        sides: tuple[ComparedTable, ComparedTable],
+    ) -> Repairing:
+        """The function that writes the rows that differ. Their values are read here, while the
+        source's snapshot is open.
+        """
+        if isinstance(self.target, PostgresTarget):
             if not isinstance(sides[0], HashedThere):
                 raise RepairRefusedError(
-                    f"{state.schema}.{state.name} has a column of another type than at the source, "
+                    f"{live.schema}.{live.name} has a column of another type than at the source, "
                     "or of type json"
                 )
-            assert isinstance(self.target, PostgresTarget)
-            self._before_repair(verdict)
-            written = await repair(self.target.url, reading.marks, state.live, outcome)
-            self._repaired += written
-        return verdict
+            url = self.target.url
+            return lambda: repair(url, marks, live, outcome)
+        one, other = sides
+        assert isinstance(one, HashedHere)
+        assert isinstance(other, HashedHere)
+        names = [column.name for column in live.source_columns]
+        values = SourceValues(held, names, self.settings.format.arrays)
+        wanted = await rows_wanted(one.read, one.forms, outcome.missing, values)
+        made = RowRepair(live, marks, outcome, other.forms, wanted)
+        return lambda: made.write(self.target)
 
     def _source_error(self, error: psycopg.Error) -> HeadraceError:
         return source.explained(error, self.settings)

@@ -6,15 +6,7 @@ from collections.abc import AsyncIterator
 
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import TargetReading
-from headrace.postgres.quoting import quote_name
 from headrace.verify.digest import Row
-
-
-def unmarked_in_sql(table: Table) -> str:
-    """The condition for rows that the source has, too."""
-    if not table.rules.soft_delete:
-        return "true"
-    return f"{quote_name(table.rules.soft_delete)} IS NULL"
 
 
 async def unmarked(reading: TargetReading, table: Table) -> AsyncIterator[list[Row]]:

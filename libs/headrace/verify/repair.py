@@ -1,5 +1,7 @@
 """Writes the rows that differ into a mirror in PostgreSQL: those and no others, in one transaction.
 
+`headrace.verify.row_repair` does that for the other databases.
+
 Promises: the mirror is where the comparison saw it, and nothing that it has applied since is
 overwritten, because its writer's lock is held and its position compared. A row is changed only if
 it is still the one that was compared.
@@ -63,7 +65,7 @@ async def _locked(
         await settle(connection)
         cursor = await connection.execute(f"SELECT key, value FROM {SCHEMA}.marks")
         now: dict[str, str] = dict(await cursor.fetchall())
-        if _place(now, table) != _place(marks, table):
+        if place_of_mirror(now, table) != place_of_mirror(marks, table):
             raise MovedError(
                 f"the mirror's {table.schema}.{table.name} has continued in the meantime"
             )
@@ -72,7 +74,7 @@ async def _locked(
         await connection.close()
 
 
-def _place(marks: Mapping[str, str], table: Table) -> dict[str, str]:
+def place_of_mirror(marks: Mapping[str, str], table: Table) -> dict[str, str]:
     """The marks that the mirror changes when it applies something; it may have seen more."""
     wanted = TABLE + table.token
     return {

@@ -95,7 +95,7 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="Show the rows that differ, then write them into the mirror (PostgreSQL only).",
+            help="Show the rows that differ, then write exactly these into the mirror.",
         ),
     ] = False,
 ) -> None:
