@@ -366,12 +366,14 @@ def _made(
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[ReadableTarget]:
+async def opened(
+    url: str, options: Mapping[str, Any] | None = None
+) -> AsyncIterator[ReadableTarget]:
     """Open the target of an address, such as `sqlite:///file`, and close it at the end.
 
     Raises `SettingError` for an address that no target has.
     """
-    target = target_of(url)
+    target = target_of(url, options)
     try:
         yield target
     finally:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
@@ -72,7 +74,13 @@ def document_id(record: Record) -> str:
     parts = orjson.loads(record.key)
     if None in parts:
         raise RefusedError(record, "its key has no value that distinguishes it from other rows")
-    found = record.key.decode()
+    return id_of_key(parts)
+
+
+def id_of_key(parts: Sequence[Any]) -> str:
+    """The document of a key's values."""
+    key = orjson.dumps(parts)
+    found = key.decode()
     if len(parts) == 1:
         text = parts[0]
         if not isinstance(text, str):
@@ -82,7 +90,7 @@ def document_id(record: Record) -> str:
             found = text
     if len(found.encode()) <= ID_BYTES_MAX:
         return found
-    return _HASHED + hashlib.sha256(record.key).hexdigest()
+    return _HASHED + hashlib.sha256(key).hexdigest()
 
 
 def version_of(position: Position, *, copied: bool = False) -> int:

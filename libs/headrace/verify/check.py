@@ -154,6 +154,10 @@ class Verifier:
             (s for s in states if s.phase is not Phase.GONE), key=lambda state: state.token
         )
 
+    async def tokens(self) -> list[str]:
+        """The tables that the mirror contains, as tokens."""
+        return [state.token for state in await self.tables()]
+
     async def table(self, token: str) -> Verdict:
         """One table's verdict; a difference is checked again before it is reported."""
         if (refusal := await self._refusal(token)) is not None:

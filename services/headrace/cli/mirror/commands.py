@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,20 +13,16 @@ from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.settings import Settings
+    from headrace.sinks.configuration import SinkConfiguration
 
 app = typer.Typer()
 
 _PANEL = "Mirrors"
-To = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        help=(
-            "The mirror: sqlite:///local.db, duckdb:///local.duckdb, postgresql://user@host/name, "
-            "or mariadb://user@host/name."
-        ),
-    ),
-]
+_TO_HELP = (
+    "The mirror: sqlite:///local.db, duckdb:///local.duckdb, postgresql://user@host/name, or "
+    "mariadb://user@host/name."
+)
+To = Annotated[str, typer.Option("--to", help=_TO_HELP)]
 Tables = Annotated[
     list[str] | None,
     typer.Option("--table", help="users, app.orders, …; may be repeated. [every published table]"),
@@ -43,6 +40,15 @@ def _settings() -> Settings:
         return load(os.environ)
     except HeadraceError as error:
         fail(error)
+
+
+def _sink(settings: Settings, name: str, config: str | None) -> SinkConfiguration:
+    from headrace.sinks.configuration import ConfigurationError, load_sinks
+
+    sinks = load_sinks(Path(config or settings.sinks.file), os.environ)
+    if name not in sinks:
+        raise ConfigurationError(f"there is no sink {name!r}; the sinks: {', '.join(sinks)}")
+    return sinks[name]
 
 
 @app.command("mirror", rich_help_panel=_PANEL)
@@ -76,7 +82,16 @@ def mirror(
 
 @app.command("verify", rich_help_panel=_PANEL)
 def verify(
-    to: To,
+    *,
+    to: Annotated[str | None, typer.Option("--to", help=_TO_HELP)] = None,
+    sink: Annotated[
+        str | None,
+        typer.Option("--sink", help="A sink of headrace.toml in a database or OpenSearch."),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", help="The file that describes the sinks. [HEADRACE_CONFIG]"),
+    ] = None,
     tables: Tables = None,
     wait: Annotated[
         float, typer.Option("--wait", min=1, help="Seconds a mirror may take to reach an LSN.")
@@ -99,17 +114,20 @@ def verify(
         ),
     ] = False,
 ) -> None:
-    """Compare a mirror with its source, both at one LSN, while both move. Exits with 3 if they
-    differ.
+    """Compare a mirror or a sink with its source, both at one LSN, while both move. Exits with 3 if
+    they differ.
     """
     from headrace.cli.mirror import verify as command
 
+    if (to is None) == (sink is None):
+        raise typer.BadParameter("name the target by one of them", param_hint="--to or --sink")
     settings = _settings()
     if repair and every is not None:
         raise typer.BadParameter("can't be combined with --every", param_hint="--repair")
     options = command.VerifyOptions(wait, every, http, as_json=as_json, repairs=repair)
     try:
-        code = command.run(settings, tables or [], to, options)
+        target = to or _sink(settings, str(sink), config)
+        code = command.run(settings, tables or [], target, options)
     except HeadraceError as error:
         fail(error)
     raise typer.Exit(code)

@@ -7,18 +7,22 @@ of rows that differ, never other values.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
+from nats.aio.client import Client
 from rich.text import Text
 
 from headrace import log as logs
 from headrace.cli.mirror.run import quiet, served, table_names, tell
 from headrace.cli.terminal import Console
 from headrace.contract.subjects_and_ids import table_token
+from headrace.errors import SettingError
 from headrace.jetstream.connection import connected
 from headrace.lsn import format_lsn
 from headrace.metrics.counters import Counters
@@ -26,6 +30,8 @@ from headrace.mirror import opened
 from headrace.process import lifecycle
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
+from headrace.sinks.configuration import SinkConfiguration
+from headrace.sinks.targets import is_database, sink_class
 from headrace.terminal.text import one_line
 from headrace.verify import NoMirrorError, Patience, Verdict, Verifier
 from headrace.verify.check import RANGES
@@ -50,10 +56,22 @@ class VerifyOptions:
     repairs: bool = False
 
 
+class TableVerifier(Protocol):
+    """Compares the tables of one target with the source."""
+
+    async def tokens(self) -> list[str]: ...
+
+    async def table(self, token: str) -> Verdict: ...
+
+    def check_repairs(self) -> None: ...
+
+    async def repair(self, token: str, show: Callable[[Verdict], None]) -> Verdict: ...
+
+
 def run(
     settings: Settings,
     tables: Sequence[str],
-    to: str,
+    to: str | SinkConfiguration,
     options: VerifyOptions,
 ) -> int:
     """Compare; returns the exit code."""
@@ -63,17 +81,16 @@ def run(
     patience = Patience(options.wait_s, min(options.wait_s, settings.watch.catalog_interval_s + 1))
     found: list[Verdict] | None = None
 
-    async def compare(scope: Scope, verifier: Verifier) -> None:
+    async def compare(scope: Scope, verifier: TableVerifier) -> None:
         nonlocal found
         found = await _all(verifier, names, scope, options)
 
     async def main(scope: Scope) -> None:
         async with (
             served(scope, settings, options.http),
-            opened(to) as target,
             connected(scope, settings.nats) as client,
+            opened_verifier(settings, client, to, patience) as verifier,
         ):
-            verifier = Verifier(settings, client, target, patience)
             if options.repairs:
                 verifier.check_repairs()
             while await scope.until_stopping(compare(scope, verifier)):
@@ -87,6 +104,47 @@ def run(
     return lifecycle.run(SERVICE, quiet(settings.process), main, tell) or _exit_code(found)
 
 
+@contextlib.asynccontextmanager
+async def opened_verifier(
+    settings: Settings, client: Client, to: str | SinkConfiguration, patience: Patience
+) -> AsyncIterator[TableVerifier]:
+    """The verifier of a mirror's address, or of a sink."""
+    address, given = to, {}
+    if not isinstance(to, str):
+        address, given = to.address(os.environ), to.secrets(os.environ)
+        if not is_database(address):
+            async with _of_documents(settings, client, to, patience) as documents:
+                yield documents
+            return
+    async with opened(str(address), given) as target:
+        yield Verifier(settings, client, target, patience)
+
+
+@contextlib.asynccontextmanager
+async def _of_documents(
+    settings: Settings, client: Client, sink: SinkConfiguration, patience: Patience
+) -> AsyncIterator[TableVerifier]:
+    # Here: other targets do not need the client.
+    from headrace.sinks.opensearch import OpenSearchSink
+    from headrace.verify.documents import Documents
+    from headrace.verify.search import SearchVerifier
+
+    if sink_class(sink.address(os.environ)) is not OpenSearchSink:
+        raise SettingError(
+            f"{sink.name} keeps records, which verify does not compare",
+            remedy="Name a sink in a database or in OpenSearch.",
+        )
+    info = await client.jetstream().stream_info(settings.streams.cdc)
+    documents = Documents.of(sink, os.environ, f"{settings.streams.cdc}@{info.created}")
+    verifier = SearchVerifier(settings, client, documents, patience)
+    verifier.check()
+    await documents.client.connect()
+    try:
+        yield verifier
+    finally:
+        await documents.client.close()
+
+
 def _exit_code(found: Sequence[Verdict] | None) -> int:
     # Stopped before the first result: neither equal nor different.
     if found is None:
@@ -97,12 +155,12 @@ def _exit_code(found: Sequence[Verdict] | None) -> int:
 
 
 async def _all(
-    verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope, options: VerifyOptions
+    verifier: TableVerifier, names: Sequence[tuple[str, str]], scope: Scope, options: VerifyOptions
 ) -> list[Verdict]:
     """Every table's verdict, shown as soon as it is available."""
     began = time.monotonic()
     # Also with names: it shows that the target contains a mirror at all.
-    there = [state.token for state in await verifier.tables()]
+    there = await verifier.tokens()
     tokens = [table_token(*name) for name in names] or there
     if not tokens:
         raise NoMirrorError("the mirror has no tables")
