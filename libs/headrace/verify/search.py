@@ -155,7 +155,7 @@ class SearchVerifier:
         while True:
             marks = await self.documents.marks()
             lanes = [marks[one] for one in (SEEN, self.settings.source.slot) if one in marks]
-            # A first copy lacks rows; a later one is loaded beside the documents.
+            # A first copy lacks rows; a later one is loaded into another index.
             copying = any(copy.token == token and not copy.is_done for copy in copies(marks))
             if not copying and any(mark.stream_seq >= last for mark in lanes):
                 return

@@ -25,7 +25,6 @@ KEPT = {
     "KafkaSink": "named by `headrace.sinks.targets`, which imports a sink when it is used",
     "RabbitQueueSink": "named by `headrace.sinks.targets`",
     "RabbitStreamSink": "named by `headrace.sinks.targets`",
-    "OpenSearchSink": "named by `headrace.sinks.targets`",
     "ValkeySink": "named by `headrace.sinks.targets`",
     "WebhookSink": "named by `headrace.sinks.targets`",
     "encode_entry": "a single entry of a frame; tests compare the packing in bulk with it",
