@@ -1,6 +1,6 @@
-"""Five sinks of one database: files, Kafka, Valkey, a RabbitMQ stream and a webhook, each in a
-process that starts again when it is killed; and the content of their targets, read by the clients
-of others.
+"""The sinks of one database: files, Kafka, Valkey, a RabbitMQ stream, a webhook, OpenSearch and
+databases, each in a process that starts again when it is killed; and the content of their targets,
+read by the clients of others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from valkey.asyncio import Valkey
 
 from headrace.testing.database import Database
 from headrace.testing.kafka import KafkaServer
+from headrace.testing.opensearch import OpenSearchServer
 from headrace.testing.rabbitmq import RabbitServer
 from headrace.testing.valkey import ValkeyServer
+from tests.support.database_copies import DatabaseCopy
 from tests.support.kafka_reading import records
+from tests.support.opensearch_reading import Reader
 from tests.support.rabbitmq_reading import body, stream_messages
 from tests.support.sinks import SinkProcess, events_of, sink_process
 from tests.support.webhook_receiver import SECRET, Receiver
@@ -29,7 +32,8 @@ from tests.support.webhook_receiver import SECRET, Receiver
 Row = tuple[tuple[str, str], ...]
 START_AGAIN_S = 0.2
 FOLLOW_S = 300.0
-ALL = ("files", "kafka", "valkey", "rabbitmq", "webhook")
+EVENTS = ("files", "kafka", "rabbitmq", "webhook")
+ALL = ("files", "kafka", "valkey", "rabbitmq", "webhook", "opensearch")
 WEBHOOK_OPTIONS = (
     '{secret = "env:WEBHOOK_SECRET", allow_networks = ["127.0.0.0/8"], allow_http = true, '
     "timeout_s = 5.0}"
@@ -52,17 +56,25 @@ class Targets:
     valkey: ValkeyServer
     kafka: KafkaServer | None = None
     rabbitmq: RabbitServer | None = None
+    opensearch: OpenSearchServer | None = None
+    databases: Sequence[DatabaseCopy] = ()
     # The webhook's address, if it is not the receiver's.
     webhook_port: int = 0
 
     @property
     def names(self) -> list[str]:
-        absent = {
-            name
-            for name, server in (("kafka", self.kafka), ("rabbitmq", self.rabbitmq))
-            if server is None
+        servers = {
+            "kafka": self.kafka,
+            "rabbitmq": self.rabbitmq,
+            "opensearch": self.opensearch,
         }
-        return [name for name in ALL if name not in absent]
+        there = [name for name in ALL if servers.get(name, self) is not None]
+        return [*there, *(copy.kind for copy in self.databases)]
+
+    @property
+    def with_events(self) -> list[str]:
+        """The sinks whose targets have every event, not only its effect."""
+        return [name for name in self.names if name in EVENTS]
 
     def configuration(self) -> str:
         """The file of all sinks."""
@@ -78,9 +90,11 @@ class Targets:
             options["kafka"] = (f"kafka://{self.kafka.bootstrap}", "{partitions = 1}")
         if self.rabbitmq is not None:
             options["rabbitmq"] = (f"rabbitmq-stream://localhost:{self.rabbitmq.stream_port}", "{}")
-        parts = []
+        if self.opensearch is not None:
+            options["opensearch"] = (f"opensearch://127.0.0.1:{self.opensearch.port}", "{}")
+        parts = [f'[[sink]]\nname = "{copy.kind}"\nto = "{copy.to}"\n' for copy in self.databases]
         for name, (to, given) in options.items():
-            destination = "{schema}.{table}" if name == "valkey" else "changes"
+            destination = "changes" if name in EVENTS else "{schema}.{table}"
             parts.append(
                 f'[[sink]]\nname = "{name}"\nto = "{to}"\ndestination = "{destination}"\n'
                 f"batch = {{events = 200, wait_ms = 50}}\noptions = {given}\n"
@@ -115,7 +129,22 @@ class Targets:
             async with Valkey(port=self.valkey.port, socket_timeout=60) as client:
                 script: Any = client.eval(_ROWS, 1, f"{{valkey}}:public.{table}")
                 return {_hash_row(one) for one in await script}
+        if name == "opensearch":
+            assert self.opensearch is not None
+            documents = Reader(self.opensearch).every
+            found = await asyncio.to_thread(documents, f"public.{table}")
+            return {_row(one.items()) for one in found}
+        for copy in self.databases:
+            if copy.kind == name:
+                columns = await copy.columns(table)
+                rows = await copy.rows(table, columns) if columns else []
+                return {_row(zip(columns, one, strict=True)) for one in rows}
         return folded(await self.events(name), table)
+
+
+def _row(fields: Iterable[tuple[str, Any]]) -> Row:
+    """The fields that are not NULL, as texts."""
+    return tuple(sorted((name, str(value)) for name, value in fields if value is not None))
 
 
 def _hash_row(fields: Sequence[bytes]) -> Row:
@@ -140,10 +169,7 @@ def folded(events: Iterable[Mapping[str, Any]], table: str) -> set[Row]:
                 assert not event.get("resync"), event
                 for change in event["changes"]:
                     _change(rows.values(), change)
-    return {
-        tuple(sorted((name, str(value)) for name, value in row.items() if value is not None))
-        for row in rows.values()
-    }
+    return {_row(row.items()) for row in rows.values()}
 
 
 def _change(rows: Iterable[dict[str, Any]], change: Mapping[str, Any]) -> None:
@@ -158,10 +184,7 @@ async def source_rows(database: Database, table: str) -> set[Row]:
     """The same of the source, by SQL."""
     found = await database.fetch(f"SELECT to_jsonb(t)::text AS row FROM {table} t")
     rows = [json.loads(one["row"]) for one in found]
-    return {
-        tuple(sorted((name, str(value)) for name, value in row.items() if value is not None))
-        for row in rows
-    }
+    return {_row(row.items()) for row in rows}
 
 
 @dataclass

@@ -15,6 +15,7 @@ import asyncpg
 import duckdb
 import pytest
 
+from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.database import fresh_database
 from headrace.testing.mariadb import MariadbServer
 from headrace.testing.names import Names
@@ -34,6 +35,15 @@ class DatabaseCopy:
     kind: str
     to: str
     read: Callable[[str], Sequence[Sequence[Any]]]
+
+    async def columns(self, table: str) -> list[str]:
+        """The names of the table's columns; none if there is no table."""
+        query = f"SELECT column_name FROM information_schema.columns WHERE table_name = '{table}'"
+        if self.kind == "sqlite":
+            query = f"SELECT name FROM pragma_table_info('{table}')"
+        elif self.kind == "mariadb":
+            query += " AND table_schema = database()"
+        return [str(name) for (name,) in await asyncio.to_thread(self.read, query)]
 
     async def rows(self, table: str, columns: Sequence[str]) -> Rows:
         """The table's rows as text, in the order of the first column."""
@@ -68,6 +78,15 @@ async def database_copy(
     kind: str, world: World, folder: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[DatabaseCopy]:
     """An empty database of this kind."""
+    async with copy_on(kind, world.target.server, folder, request) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def copy_on(
+    kind: str, server: EmbeddedPostgres, folder: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[DatabaseCopy]:
+    """An empty database of this kind; a PostgreSQL is on this server."""
     if kind == "sqlite":
         path = folder / "copy.db"
         yield DatabaseCopy(kind, f"sqlite:///{path}", lambda sql: _sqlite(path, sql))
@@ -75,13 +94,13 @@ async def database_copy(
         path = folder / "copy.duckdb"
         yield DatabaseCopy(kind, f"duckdb:///{path}", lambda sql: _duckdb(path, sql))
     elif kind == "postgresql":
-        async with fresh_database(world.target.server, Names.new().other("copy")) as database:
+        async with fresh_database(server, Names.new().other("copy")) as database:
             dsn = database.dsn
             yield DatabaseCopy(kind, dsn, lambda sql: asyncio.run(_postgres(dsn, sql)))
     else:
         to: str = request.getfixturevalue("mariadb_database")
-        server: MariadbServer = request.getfixturevalue("mariadb")
-        yield DatabaseCopy(kind, to, lambda sql: _mariadb(server, to.rpartition("/")[2], sql))
+        own: MariadbServer = request.getfixturevalue("mariadb")
+        yield DatabaseCopy(kind, to, lambda sql: _mariadb(own, to.rpartition("/")[2], sql))
 
 
 def _sqlite(path: Path, sql: str) -> Sequence[Sequence[Any]]:

@@ -43,7 +43,9 @@ class SinkProcess:
     @property
     def follows(self) -> bool:
         """Whether it runs and reads the stream."""
-        return self.running and "event=sink_follows" in self.output
+        # A sink in a database is a mirror.
+        events = ("event=sink_follows", "event=following")
+        return self.running and any(event in self.output for event in events)
 
     async def exit_code(self, timeout_s: float = 60.0) -> int:
         async with asyncio.timeout(timeout_s):
