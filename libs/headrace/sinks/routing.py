@@ -7,7 +7,7 @@ of either key's lane see the row leave and arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -88,6 +88,13 @@ class RoutedTransaction:
 def event_id(event: Event) -> str:
     """The ID under which an event is parked from which no records can be made."""
     return f"event-{event.payload.get('msg_id')}"
+
+
+def encoded_key(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
+    """The values of a key's columns as compact JSON."""
+    # As in the event: NaN and both infinities would be null, one key for three rows.
+    kept = plain_row({column: row.get(column) for column in columns}) or {}
+    return dumps([kept[column] for column in columns])
 
 
 Encode = Callable[[Event], bytes]
@@ -198,9 +205,7 @@ class Router:
         columns = self._columns(event)
         if event.operation not in _ROWS or not columns:
             return None
-        # As in the event: NaN and both infinities would be null, one key for three rows.
-        kept = plain_row({column: row.get(column) for column in columns}) or {}
-        return dumps([kept[column] for column in columns])
+        return encoded_key(row, columns)
 
     def _left(self, event: Event) -> Event | None:
         """The delete of the old key, if the update has changed the key."""

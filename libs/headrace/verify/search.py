@@ -27,9 +27,9 @@ from headrace.postgres.quoting import quote_table
 from headrace.settings import Settings
 from headrace.sinks.bootstrap import copies
 from headrace.sinks.configuration import SinkConfiguration
-from headrace.sinks.formats.json_values import dumps, plain_row
 from headrace.sinks.opensearch_names import field_name, id_of_key
 from headrace.sinks.port import SEEN
+from headrace.sinks.routing import encoded_key
 from headrace.spark.request import Condition, SnapshotRequest
 from headrace.spark.source import HeldSnapshot, TableRefusedError, held_snapshot
 from headrace.verify import source
@@ -265,9 +265,7 @@ def _documents_of(event: Event, key: tuple[str, ...]) -> list[Row]:
 
 
 def _id_of(row: Mapping[str, Any], key: tuple[str, ...]) -> str:
-    kept = plain_row({name: row[name] for name in key}) or {}
-    parts = orjson.loads(dumps([kept[name] for name in key]))
-    return id_of_key(parts)
+    return id_of_key(orjson.loads(encoded_key(row, key)))
 
 
 def _careful(form: Form) -> Form:
