@@ -93,6 +93,21 @@ async def sink_process(
         await process.wait()
 
 
+async def commanded(
+    settings: Mapping[str, str], config: Path, *words: str, **environment: str
+) -> Any:
+    """The JSON that a command prints."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    process = await asyncio.create_subprocess_exec(
+        *(str(HEADRACE), *words, "--json"),
+        env={**kept, **settings, "HEADRACE_CONFIG": str(config), **environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, words
+    return orjson.loads(output)
+
+
 def events_of(folder: Path) -> list[dict[str, Any]]:
     """The events of a folder's files, in order, read without Headrace's code."""
     return [orjson.loads(line) for line in lines_of(folder)]

@@ -40,6 +40,7 @@ from headrace.mirror.reach import READ_S, Reach
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
+from headrace.sink import source_lane
 from headrace.sink.catching_up import CatchingUp
 from headrace.sink.replay import Replay
 from headrace.sink.tables import TablesWorker
@@ -185,8 +186,22 @@ class Worker:
                 # instruction.
                 if found.paused or found.reset or found.replay:
                     self.halt.set()
+                await self._name_system()
             await self.scope.pause(LOOK_S)
         self.halt.set()
+
+    async def _system(self) -> str:
+        return await source_lane.system_of(self.state, self.settings.source.slot)
+
+    async def _name_system(self) -> None:
+        """Store with the marks which server they belong to, once that is known."""
+        session = self.session
+        if session is None or source_lane.named_system(session.marks):
+            return
+        system_id = await self._system()
+        # The session may have ended meanwhile; its marks are not committed any more.
+        if system_id:
+            source_lane.name_system(session.marks, system_id)
 
     async def _session(self) -> None:
         sink = await self._opened()
@@ -224,6 +239,10 @@ class Worker:
         # Parked records are not tried again without an instruction.
         self.router.parked.update(one for _, one in await self.letters.names(self.sink.name))
         instructions = await self.control.read()
+        system_id = await self._system()
+        if instructions.reset is None:
+            # Before anything is skipped by a position.
+            source_lane.check(marks, system_id)
         catching_up = CatchingUp(self.client, self.settings, self.sink, self.router, sink)
         if instructions.reset is not None:
             marks = await catching_up.reset(instructions.reset)
@@ -236,6 +255,8 @@ class Worker:
         if self.lost is not None:
             marks = await catching_up.bridge(marks, self.lost)
             self.lost = None
+        if system_id:
+            source_lane.name_system(marks, system_id)
         # Copies before the stream: a change of a row is never written before the row.
         await catching_up.copy(marks)
         if instructions.replay:

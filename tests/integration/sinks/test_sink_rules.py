@@ -5,20 +5,17 @@ that a mark in the log leaves out, records that a target refuses.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
 
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats, OwnPostgres
-from headrace.testing.suite import HEADRACE, Suite
+from headrace.testing.suite import Suite
 from tests.support.exactly_once import environment
-from tests.support.sinks import events_of, sink_process
+from tests.support.sinks import commanded, events_of, sink_process
 from tests.support.webhook_receiver import SECRET, Receiver, serve, status
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -129,19 +126,6 @@ async def test_a_where_follows_rows_and_a_mark_leaves_a_transaction_out(
     assert "migrated" not in notes_of(whole)
 
 
-async def commanded(settings: Mapping[str, str], config: Path, *words: str) -> Any:
-    """The JSON that a command prints."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-    process = await asyncio.create_subprocess_exec(
-        *(str(HEADRACE), *words, "--json"),
-        env={**kept, **settings, "HEADRACE_CONFIG": str(config), "WEBHOOK_SECRET": SECRET},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0, words
-    return json.loads(output)
-
-
 async def test_a_refused_record_is_parked_others_pass_and_a_replay_delivers_it_once(
     own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
 ) -> None:
@@ -165,6 +149,7 @@ async def test_a_refused_record_is_parked_others_pass_and_a_replay_delivers_it_o
     config = tmp_path / "headrace.toml"
     config.write_text(WEBHOOK.format(port=receiver.port) + BATCH)
     settings = environment(postgres, server, "event")
+    secret = {**settings, "WEBHOOK_SECRET": SECRET}
 
     def accepted() -> list[int]:
         return [body["data"]["id"] for body, _ in receiver.accepted]
@@ -172,21 +157,21 @@ async def test_a_refused_record_is_parked_others_pass_and_a_replay_delivers_it_o
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("wal-reader", "epoch_opened")
         async with sink_process(settings, config, "hook", WEBHOOK_SECRET=SECRET):
-            tried = await commanded(settings, config, "sinks", "test", "hook")
+            tried = await commanded(secret, config, "sinks", "test", "hook")
             assert "can be reached" in tried[0]["outcome"]
             await database.execute("INSERT INTO shop VALUES (1, 'good'), (2, 'bad'), (3, 'good')")
             await database.execute("INSERT INTO shop VALUES (4, 'good')")
             await until(lambda: {1, 3, 4} <= set(accepted()), "the others pass")
-            (letter,) = await commanded(settings, config, "dead-letters", "ls")
+            (letter,) = await commanded(secret, config, "dead-letters", "ls")
             assert (letter["sink"], letter["reason"]) == ("hook", "it answered 422")
             assert 2 not in accepted()
             receiver.answers = []
-            await commanded(settings, config, "dead-letters", "replay", "hook")
+            await commanded(secret, config, "dead-letters", "replay", "hook")
             await until(lambda: 2 in accepted(), "it is delivered when it is accepted")
             await database.execute("INSERT INTO shop VALUES (5, 'good')")
             await until(lambda: 5 in accepted(), "the sink continues")
-            assert await commanded(settings, config, "dead-letters", "ls") == []
-            rows = await commanded(settings, config, "sinks", "test", "hook", "--last", "3")
+            assert await commanded(secret, config, "dead-letters", "ls") == []
+            rows = await commanded(secret, config, "sinks", "test", "hook", "--last", "3")
             assert all(row["destination"] == "public.shop" for row in rows)
     await database.close()
     await runner.cleanup()

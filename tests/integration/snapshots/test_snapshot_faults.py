@@ -46,14 +46,16 @@ async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_di
     responder: Responder, consumer: Consumer
 ) -> None:
     await consumer.fill("outlived", 60000)
+    active = responder.process
+    assert active is not None
+    # Beforehand: the snapshot must not be complete before its responder is killed.
+    responder.start()
+    await asyncio.to_thread(responder.wait_until, b"standing by")
     chunks = await consumer.client.subscribe("init.snap.outlived.>")
     await consumer.client.flush()
     answer = await consumer.ask("outlived")
     await chunks.next_msg(timeout=RESULT_TIMEOUT_S)
-    active, family = responder.process, child_pids(responder.pid)
-    assert active is not None
-    responder.start()
-    await asyncio.to_thread(responder.wait_until, b"standing by")
+    family = child_pids(active.pid)
     began = time.monotonic()
     active.kill()
     active.wait()

@@ -42,7 +42,7 @@ INSERT INTO things (id, size, small, at, day, doc, plain) VALUES
 INSERT INTO "odd %s" VALUES ('NaN', 'a', '1'), ('Infinity', '["', '2'), (0.1, '', NULL);
 """
 CONFIG = """[[sink]]
-name = "search"
+name = "compared"
 to = "opensearch://127.0.0.1:{port}"
 tables = ["things", "odd %s"]
 columns = {{things = [{columns}]}}
@@ -95,7 +95,7 @@ async def test_every_difference_is_named_by_document_and_field_while_both_sides_
     columns = ", ".join(f'"{name}"' for name in COLUMNS)
     config.write_text(CONFIG.format(port=opensearch.port, columns=columns, folder=tmp_path))
 
-    async def verify(*options: str, sink: str = "search") -> tuple[int, Any]:
+    async def verify(*options: str, sink: str = "compared") -> tuple[int, Any]:
         words = ("verify", "--sink", sink, "--config", str(config), "--wait", "60", *options)
         done = await command(settings, *words, "--json")
         found = [json.loads(line) for line in done.out.splitlines()]
@@ -103,7 +103,7 @@ async def test_every_difference_is_named_by_document_and_field_while_both_sides_
 
     async with Suite(settings, tmp_path, SERVICES) as suite:
         await suite.logged("schema-publisher", "table=public.things ")
-        async with sink_process(settings, config, "search") as sink:
+        async with sink_process(settings, config, "compared") as sink:
             await sink.logged("event=sink_follows", 120)
             code, found = await verify()
             assert code == 0, found
@@ -140,10 +140,10 @@ async def test_every_difference_is_named_by_document_and_field_while_both_sides_
         # It can't be compared at this LSN.
         await database.execute("UPDATE things SET name = 'late' WHERE id = 1")
         code, said = await verify("--wait", "1", "--table", "things")
-        assert (code, "the sink search did not reach" in said) == (1, True), said
+        assert (code, "the sink compared did not reach" in said) == (1, True), said
         code, said = await verify(sink="files")
         assert (code, "keeps records" in said) == (1, True), said
-        done = await command(settings, "verify", "--to", "sqlite:///x", "--sink", "search")
+        done = await command(settings, "verify", "--to", "sqlite:///x", "--sink", "compared")
         assert (done.code, "--to or --sink" in done.err) == (2, True)
     await database.close()
 
