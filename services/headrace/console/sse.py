@@ -129,7 +129,7 @@ class Live:
         beat = overview = 0.0
         stale: list[Any] = []
         while not self._scope.stopping.is_set():
-            # Before anything is sent: who has signed out sees nothing more.
+            # Before anything is sent: a caller that signed out sees nothing more.
             if not may_continue():
                 ended = ProblemError(401, "sign_in", "Your session has ended.", "Sign in again.")
                 await tab.send("bye", ended.body())

@@ -226,7 +226,7 @@ async def test_values_that_mariadb_lacks_are_named(mariadb_database: str) -> Non
 
 
 async def remedied(to: str, tables: Sequence[Table], run: Callable[[str], Any]) -> list[str]:
-    """Do what each refusal says, until there is none; returns the remedies."""
+    """Do what each refusal says, until nothing is refused; returns the remedies."""
     done: list[str] = []
     while True:
         try:
