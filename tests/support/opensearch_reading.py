@@ -48,6 +48,10 @@ class Reader:
 
     def every(self, index: str) -> list[dict[str, Any]]:
         """The source of every document, however many there are."""
+        return [hit["_source"] for hit in self.every_hit(index)]
+
+    def every_hit(self, index: str) -> list[dict[str, Any]]:
+        """Every document with its ID, however many there are."""
         path = f"/{quote(index, safe='')}"
         if self.ask("POST", f"{path}/_refresh") is None:
             return []
@@ -55,7 +59,7 @@ class Reader:
         found = self.ask("POST", f"{path}/_search?scroll=1m", query)
         rows = []
         while found["hits"]["hits"]:
-            rows += [hit["_source"] for hit in found["hits"]["hits"]]
+            rows += found["hits"]["hits"]
             scroll = {"scroll": "1m", "scroll_id": found["_scroll_id"]}
             found = self.ask("POST", "/_search/scroll", scroll)
         self.ask("DELETE", "/_search/scroll", {"scroll_id": found["_scroll_id"]})

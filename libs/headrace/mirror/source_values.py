@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.contract.exact import ExactText, Inexact
+from headrace.contract.exact import ExactText, Inexact, native
 from headrace.contract.values import ArrayForm, Converter, Encoding, ValueOptions, converter
 from headrace.spark.source import HeldSnapshot
 
@@ -23,6 +23,19 @@ class SourceValues:
         return {
             name: _value(make, text) for (name, make), text in zip(self._makers, row, strict=True)
         }
+
+    def with_texts(self, row: Iterable[str | None]) -> tuple[dict[str, Any], dict[str, str]]:
+        """The native values by column, and PostgreSQL's text of those whose native form loses
+        something, as an event has both.
+        """
+        values: dict[str, Any] = {}
+        texts = {}
+        for (name, make), text in zip(self._makers, row, strict=True):
+            value = None if text is None else make(text.encode())
+            values[name] = native(value)
+            if isinstance(value, Inexact):
+                texts[name] = value.text
+        return values, texts
 
 
 def _value(make: Converter, text: str | None) -> Any:

@@ -20,7 +20,8 @@ from headrace.sinks.routing import Record
 
 # Of one request for former documents.
 _READ = 200
-_DONE = frozenset({200, 201, 404, 409})
+_OVERTAKEN = 409
+_DONE = frozenset({200, 201, 404, _OVERTAKEN})
 _BUSY = frozenset({429, 503})
 
 RowActions = Mapping[str, Mapping[str, RowAction]]
@@ -29,7 +30,7 @@ RowActions = Mapping[str, Mapping[str, RowAction]]
 @dataclass(slots=True)
 class _Line:
     data: bytes
-    # None for a document that is copied from one index to another.
+    # None for a document that is copied from one index to another, or repaired.
     record: Record | None = None
 
 
@@ -40,6 +41,8 @@ class Bulk:
         self._client = client
         self._bytes_max = bytes_max
         self._document_bytes_max = document_bytes_max
+        # Actions that the server refused, because the document has a later version.
+        self.overtaken = 0
 
     async def write(self, actions: RowActions) -> None:
         """Write actions, by the index's writing alias and document.
@@ -154,6 +157,7 @@ class Bulk:
         items = [next(iter(one.values())) for one in answer.body["items"]]
         busy = []
         for line, item in zip(batch, items, strict=True):
+            self.overtaken += item["status"] == _OVERTAKEN
             if item["status"] in _BUSY:
                 busy.append(line)
             elif item["status"] not in _DONE or _is_gone(item):
@@ -182,7 +186,7 @@ class Bulk:
             return SinkAwayError(f"{self._client.where} can't store documents now: {said}")
         if line.record is None:
             return SinkError(
-                f"{self._client.where} does not accept a document in the changed index: {said}",
+                f"{self._client.where} does not accept a document: {said}",
                 remedy="Copy the table again with `headrace sinks reset NAME --to snapshot`.",
             )
         return RefusedError(line.record, said)

@@ -72,7 +72,7 @@ class Index:
     @property
     def writer(self) -> str:
         """An alias that ends with the index: no write can create an index of this name."""
-        return f"{self.name}~writer"
+        return writer_of(self.name)
 
 
 @dataclass(slots=True)
@@ -256,6 +256,11 @@ class Indices:
             yield found["hits"]["hits"]
             again = {"scroll": _SCROLL, **scroll}
             found = (await self.client.ask("POST", "/_search/scroll", again)).body
+
+
+def writer_of(name: str) -> str:
+    """The writing alias of an index."""
+    return f"{name}~writer"
 
 
 def _position(text: str) -> Position:

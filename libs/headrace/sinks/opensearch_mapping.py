@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headrace.sinks.formats.json_values import plain_row
+from headrace.sinks.formats.json_values import dumps, plain_row
 from headrace.sinks.opensearch_names import EXACT, UNKNOWN, field_name
 
 # Lucene takes terms of up to 32,766 bytes, and a character may need four.
@@ -66,6 +66,16 @@ def own_properties() -> Properties:
 def _field(column: Mapping[str, Any]) -> Any:
     kind = str(column.get("base_type") or column["data_type"])
     return _BY_TYPE.get(_MODIFIER.sub("", kind).strip(), _KEYWORD)
+
+
+def document_of(row: Mapping[str, Any], texts: Mapping[str, str]) -> bytes:
+    """The document of a complete row; `texts` are PostgreSQL's, of values that JSON can't hold
+    completely.
+    """
+    fields = fields_of(row)
+    if texts:
+        fields[EXACT] = {field_name(name): text for name, text in texts.items()}
+    return dumps(fields)
 
 
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:

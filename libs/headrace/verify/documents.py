@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.consumer.watermark import Watermark
 from headrace.errors import HeadraceError
@@ -18,8 +18,9 @@ from headrace.sinks.configuration import SinkConfiguration
 from headrace.sinks.marks import marks_from_json
 from headrace.sinks.opensearch import OpenSearchOptions
 from headrace.sinks.opensearch_client import Client, Login, part
+from headrace.sinks.opensearch_indices import writer_of
 from headrace.sinks.opensearch_marks import INDEX
-from headrace.sinks.opensearch_names import EXACT, field_name
+from headrace.sinks.opensearch_names import EXACT, UNKNOWN, field_name
 from headrace.sinks.port import SinkAwayError, SinkOptions
 from headrace.sinks.target_options import read_options
 from headrace.verify.digest import Row
@@ -30,14 +31,21 @@ _SCROLL = "5m"
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
 _FLOATS = frozenset({"real", "double precision"})
 _DOCUMENTS = frozenset({"json", "jsonb"})
-# No text is equal to it: the document lacks the field.
-ABSENT = ("no value",)
+# No text is equal to it: the sink never received the value.
+MISSING = ("no value",)
 
 
 class NoIndexError(HeadraceError):
     """The sink has no index of a table."""
 
     remedy = "Check the sink's `tables`, and that it has run: an index appears with the first row."
+
+
+class Aliases(NamedTuple):
+    """Two names of one index: the readers', and the writers', which ends with the index."""
+
+    read: str
+    write: str
 
 
 @dataclass(slots=True)
@@ -47,6 +55,7 @@ class Documents:
     client: Client
     sink: SinkConfiguration
     stream: str
+    options: OpenSearchOptions
 
     @classmethod
     def of(cls, sink: SinkConfiguration, environ: Mapping[str, str], stream: str) -> Documents:
@@ -54,7 +63,7 @@ class Documents:
         given = SinkOptions(sink.name, sink.address(environ), options=sink.secrets(environ))
         chosen = read_options(OpenSearchOptions, given)
         login = Login(**{one.name: getattr(chosen, one.name) for one in fields(Login)})
-        return cls(Client(given, login), sink, stream)
+        return cls(Client(given, login), sink, stream, chosen)
 
     async def marks(self) -> Mapping[str, Watermark]:
         """How far the sink has written."""
@@ -65,15 +74,17 @@ class Documents:
             return {}
         return marks_from_json(str(stored).encode(), self.stream)
 
-    async def tables(self) -> dict[tuple[str, str], str]:
-        """The alias that readers use, by schema and table."""
+    async def tables(self) -> dict[tuple[str, str], Aliases]:
+        """The aliases of the index that readers see, by schema and table."""
         found = await self.client.ask("GET", f"/{part('*~0*')}", allow_no_indices="true")
         aliases = {}
-        for one in found.body.values():
+        for name, one in found.body.items():
             meta = ((one.get("mappings") or {}).get("_meta") or {}).get("headrace") or {}
             # Only the index that readers see has the alias.
             if meta.get("sink") == self.sink.name and meta["alias"] in (one.get("aliases") or {}):
-                aliases[str(meta["schema"]), str(meta["table"])] = str(meta["alias"])
+                aliases[str(meta["schema"]), str(meta["table"])] = Aliases(
+                    str(meta["alias"]), writer_of(name)
+                )
         return aliases
 
     async def refresh(self, alias: str) -> None:
@@ -104,21 +115,25 @@ class Documents:
 
 def _values(source: Mapping[str, Any], types: Mapping[str, SqlType], names: Sequence[str]) -> Row:
     texts = source.get(EXACT) or {}
-    found = []
+    unknown = source.get(UNKNOWN) or ()
+    found: list[Any] = []
     for name in names:
         field = field_name(name)
         if field in texts:
             # PostgreSQL's own text, where JSON loses something.
             found.append(texts[field])
+        elif field in unknown:
+            found.append(MISSING)
         else:
-            found.append(_stored(source.get(field, ABSENT), types[name]))
+            # A document from before its table had the column lacks the field, which means NULL.
+            found.append(_stored(source.get(field), types[name]))
     return tuple(found)
 
 
 def _stored(value: Any, kind: SqlType) -> Any:
     """A value of a document as a mirror in SQLite stores it."""
-    if value is None or value is ABSENT:
-        return value
+    if value is None:
+        return None
     try:
         return _read(value, kind)
     except (TypeError, ValueError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -28,7 +28,7 @@ from headrace.settings import Settings
 from headrace.sinks.bootstrap import copies
 from headrace.sinks.configuration import SinkConfiguration
 from headrace.sinks.opensearch_names import field_name, id_of_key
-from headrace.sinks.port import SEEN
+from headrace.sinks.port import SEEN, SinkAwayError
 from headrace.sinks.routing import encoded_key
 from headrace.spark.request import Condition, SnapshotRequest
 from headrace.spark.source import HeldSnapshot, TableRefusedError, held_snapshot
@@ -36,14 +36,15 @@ from headrace.verify import source
 from headrace.verify.check import (
     HOLD_S,
     LOOK_S,
+    REPAIRS_MAX,
     NotThereError,
     Patience,
-    RepairRefusedError,
     Verdict,
 )
 from headrace.verify.comparison import HashedHere, compared
-from headrace.verify.digest import Row
-from headrace.verify.documents import Documents, NoIndexError
+from headrace.verify.digest import Difference, Row
+from headrace.verify.document_repair import DocumentRepair
+from headrace.verify.documents import Aliases, Documents, NoIndexError
 from headrace.verify.forms import Form, in_sqlite
 from headrace.verify.sql_rows import SqlRows
 from headrace.verify.types import types_of
@@ -77,6 +78,9 @@ class SearchVerifier:
     nats: Client
     documents: Documents
     patience: Patience = field(default_factory=Patience)
+    # Shows the documents that differ before they are written; None while nothing is to be repaired.
+    _before_repair: Callable[[Verdict], None] | None = None
+    _repaired: int = 0
 
     @property
     def sink(self) -> SinkConfiguration:
@@ -89,12 +93,24 @@ class SearchVerifier:
             raise PartialSinkError(f"{self.sink.name} leaves out rows, or changes them")
 
     def check_repairs(self) -> None:
-        """Raise: documents have versions, which only the sink's own writes may have."""
-        raise RepairRefusedError("--repair does not write documents")
+        """Every sink whose documents are compared can be repaired."""
 
-    async def repair(self, token: str, _: Callable[[Verdict], None], /) -> Verdict:
-        """Never called: `check_repairs` comes first."""
-        raise RepairRefusedError(f"--repair does not write documents of {token}")
+    async def repair(self, token: str, show: Callable[[Verdict], None]) -> Verdict:
+        """Write the documents that differ, after showing them, and compare again."""
+        self._before_repair = show
+        self._repaired = 0
+        found: tuple[Difference, ...] = ()
+        try:
+            # Only a part of very many differences is found at a time.
+            for _ in range(REPAIRS_MAX):
+                verdict = await self._settled(*split_table_token(token))
+                # The same ones again: another program writes, or two rows have one ID.
+                if verdict.equal or verdict.why or verdict.found == found:
+                    break
+                found = verdict.found
+        finally:
+            self._before_repair = None
+        return replace(await self.table(token), repaired=self._repaired)
 
     async def tokens(self) -> list[str]:
         """The tables that have an index."""
@@ -123,9 +139,9 @@ class SearchVerifier:
             await asyncio.sleep(LOOK_S)
 
     async def _once(self, schema: str, name: str, deadline: float) -> Verdict:
-        alias = (await self.documents.tables()).get((schema, name))
+        aliases = (await self.documents.tables()).get((schema, name))
         token = table_token(schema, name)
-        if alias is None:
+        if aliases is None:
             return Verdict(token, 0, why=f"{self.sink.name} has no index of it")
         tests = self.sink.where_of(schema, name)
         request = SnapshotRequest(
@@ -137,10 +153,14 @@ class SearchVerifier:
         try:
             async with held_snapshot(settings, request) as held:
                 await self._reached(held.lsn, token, deadline)
-                await self.documents.refresh(alias)
-                return await self._compared(held, alias, token, start)
+                await self.documents.refresh(aliases.read)
+                verdict, repair = await self._compared(held, aliases, token, start)
         except TableRefusedError as error:
             return Verdict(token, 0, why=f"the source does not have it: {error}")
+        if self._before_repair is not None and repair is not None:
+            self._before_repair(verdict)
+            self._repaired += await _written(repair)
+        return verdict
 
     async def _last_seq(self) -> int:
         info = await self.nats.jetstream().stream_info(self.settings.streams.cdc)
@@ -167,12 +187,15 @@ class SearchVerifier:
         if time.monotonic() > deadline:
             raise NotThereError(f"{what} did not reach the source's LSN")
 
-    async def _compared(self, held: HeldSnapshot, alias: str, token: str, start: int) -> Verdict:
+    async def _compared(
+        self, held: HeldSnapshot, aliases: Aliases, token: str, start: int
+    ) -> tuple[Verdict, DocumentRepair | None]:
+        """The verdict, and how to repair the differences, if that is asked for."""
         schema, name = split_table_token(token)
         kept = self._columns_of(schema, name)
         key = self.sink.key or held.key
         if not key:
-            return Verdict(token, held.lsn, why="it has no key")
+            return Verdict(token, held.lsn, why="it has no key"), None
         names = [c.name for c in held.columns if kept is None or c.name in {*kept, *key}]
         async with source.in_snapshot(self.settings, held) as connection:
             types = await types_of(connection, quote_table(schema, name))
@@ -195,7 +218,7 @@ class SearchVerifier:
             moving: set[Row] = set()
 
             async def of_index() -> AsyncIterator[list[Row]]:
-                async for some in self.documents.rows(alias, types, names):
+                async for some in self.documents.rows(aliases.read, types, names):
                     yield some
                 await self._add_moving(moving, token, held.lsn, start, key)
 
@@ -207,7 +230,17 @@ class SearchVerifier:
                 [_ID],
                 moving,
             )
-        return Verdict(token, held.lsn, outcome.rows, outcome.ranges, outcome.found, key=(_ID,))
+            repair = None
+            if self._before_repair is not None and outcome.found:
+                arrays = self.settings.format.arrays
+                documents = self.documents
+                repair = DocumentRepair(
+                    documents.client, documents.options, aliases.write, held.lsn
+                )
+                wanted = frozenset(str(one.key[0]) for one in outcome.found)
+                await repair.prepare(wanted, of_source(), SourceValues(held, names, arrays))
+        found = outcome.found
+        return Verdict(token, held.lsn, outcome.rows, outcome.ranges, found, key=(_ID,)), repair
 
     def _columns_of(self, schema: str, name: str) -> frozenset[str] | None:
         """The columns that the sink delivers in addition to the key's; None: all."""
@@ -252,6 +285,14 @@ class SearchVerifier:
 
     def _source_error(self, error: psycopg.Error) -> HeadraceError:
         return source.explained(error, self.settings)
+
+
+async def _written(repair: DocumentRepair) -> int:
+    try:
+        return await repair.write()
+    except SinkAwayError as error:
+        # Its index was replaced meanwhile, perhaps: then it is compared again.
+        raise RestlessIndexError(str(error)) from error
 
 
 def _documents_of(event: Event, key: tuple[str, ...]) -> list[Row]:

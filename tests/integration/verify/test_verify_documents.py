@@ -1,12 +1,14 @@
-"""`headrace verify --sink` compares OpenSearch with the source while both move, and names document
-and field. The oracle for documents is a plain HTTP client.
+"""`headrace verify --sink` compares OpenSearch with the source while both move, names document and
+field, and writes the documents that differ. The oracle for documents is a plain HTTP client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,6 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SERVICES = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder")
 ROWS = 1200
+ODD = "public.odd=20=25s"
 TABLES = f"""
 CREATE TABLE things (id int PRIMARY KEY, name text, price numeric(9, 2), whole numeric, size float8,
     small real, at timestamptz, day date, bits bit(3), data bytea, tags text[], doc jsonb,
@@ -54,6 +57,7 @@ options = {{replicas = 0}}
 name = "files"
 to = "file://{folder}"
 """
+MORE = """INSERT INTO "odd %s" VALUES (7, 'later', '4', '5')"""
 COLUMNS = [
     "name",
     "price",
@@ -74,17 +78,33 @@ COLUMNS = [
 ]
 
 
-async def write_until_cancelled(database: Database) -> None:
-    for number in range(10_000):
+# The load leaves these rows alone: a change that is on its way would repair what a test damages.
+STILL = "id < 101"
+
+
+@contextlib.asynccontextmanager
+async def load(database: Database, first: int) -> AsyncIterator[None]:
+    """Change the other rows meanwhile, and insert rows with numbers from this one on."""
+    writing = asyncio.create_task(write_until_cancelled(database, first), name="writing")
+    try:
+        yield
+    finally:
+        writing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await writing
+
+
+async def write_until_cancelled(database: Database, first: int) -> None:
+    for number in itertools.count(first):
         await database.execute(
-            f"UPDATE things SET name = 'w {number}' WHERE id % 50 = {number % 50};"
+            f"UPDATE things SET name = 'w {number}' WHERE id % 50 = {number % 50} AND NOT {STILL};"
             f"DELETE FROM things WHERE id = {number + 200};"
             f"INSERT INTO things (id, name) VALUES ({number + 5000}, 'new'), (200000 + {number}, 'x')"
         )
         await asyncio.sleep(0.1)
 
 
-async def test_every_difference_is_named_by_document_and_field_while_both_sides_move(
+async def test_every_difference_is_named_by_document_and_field_and_repaired_while_both_sides_move(
     own_postgres: OwnPostgres, own_nats: OwnNats, opensearch: OpenSearchServer, tmp_path: Path
 ) -> None:
     postgres, nats = await own_postgres(), await own_nats()
@@ -109,16 +129,12 @@ async def test_every_difference_is_named_by_document_and_field_while_both_sides_
             assert code == 0, found
             assert sorted(one["rows"] for one in found.values()) == [3, ROWS + 3]
 
-            writing = asyncio.create_task(write_until_cancelled(database), name="writing")
-            try:
+            async with load(database, 0):
                 code, found = await verify()
                 assert code == 0, found
-            finally:
-                writing.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await writing
             assert sink.running
 
+            before = still_documents(reader)
             await asyncio.to_thread(damage, reader)
             code, found = await verify()
             assert code == 3
@@ -135,11 +151,21 @@ async def test_every_difference_is_named_by_document_and_field_while_both_sides_
             assert reader.rows("public.things")["7"]["name"] == "damaged"
             assert "10" not in reader.rows("public.things")
 
-            code, said = await verify("--repair")
-            assert (code, "does not write documents" in said) == (1, True)
+            async with load(database, 20_000):
+                code, found = await verify("--repair")
+            repaired = {token: one["repaired"] for token, one in found.items()}
+            assert (code, repaired) == (0, {"things": 5, odd["table"]: 1}), found
+            # Every field is what the sink itself had written.
+            assert still_documents(reader) == before
+            await is_followed(database, reader)
+
+            # Documents from before it lack the field, which stands for NULL.
+            await database.execute(f'ALTER TABLE "odd %s" ADD later text; {MORE}')
+            code, found = await verify("--table", '"odd %s"')
+            assert code == 0, found
         # It can't be compared at this LSN.
         await database.execute("UPDATE things SET name = 'late' WHERE id = 1")
-        code, said = await verify("--wait", "1", "--table", "things")
+        code, said = await verify("--wait", "5", "--table", "things")
         assert (code, "the sink compared did not reach" in said) == (1, True), said
         code, said = await verify(sink="files")
         assert (code, "keeps records" in said) == (1, True), said
@@ -159,11 +185,33 @@ def damage(reader: Reader) -> None:
     reader.ask("DELETE", "/public.things/_doc/10")
     extra = {"id": 99999, "name": "extra"}
     reader.ask("PUT", "/public.things/_doc/99999?refresh=true", extra)
-    odd = "public.odd=20=25s"
-    (document,) = (one for one in reader.rows(odd) if "NaN" in one)
+    (document,) = (one for one in reader.rows(ODD) if "NaN" in one)
     assert document == '["NaN","a"]'
-    path = f"/{quote(odd)}/_update/{quote(document)}?refresh=true"
+    path = f"/{quote(ODD)}/_update/{quote(document)}?refresh=true"
     reader.ask("POST", path, {"doc": {"v": "x"}})
+
+
+def still_documents(reader: Reader) -> dict[str, dict[str, Any]]:
+    """The documents of rows that the load leaves alone."""
+    things = {one["_id"]: one for one in reader.every_hit("public.things")}
+    odd = {one["_id"]: one for one in reader.every_hit(ODD)}
+    documents = {**things, **odd}
+    return {
+        name: one["_source"] for name, one in documents.items() if one["_source"].get("id", 0) < 101
+    }
+
+
+async def is_followed(database: Database, reader: Reader) -> None:
+    """Changes that follow replace what a repair wrote."""
+    await database.execute("UPDATE things SET name = 'again' WHERE id IN (7, 10)")
+    await database.execute("DELETE FROM things WHERE id = 8")
+    wanted = {"7": "again", "8": None, "10": "again"}
+    async with asyncio.timeout(60):
+        while True:
+            rows = {one["_id"]: one["_source"]["name"] for one in reader.every_hit("public.things")}
+            if {document: rows.get(document) for document in wanted} == wanted:
+                return
+            await asyncio.sleep(0.2)
 
 
 def differences(verdict: dict[str, Any]) -> set[tuple[str, str, tuple[str, ...]]]:

@@ -110,7 +110,7 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="Show the rows that differ, then write exactly these into the mirror.",
+            help="Show the rows that differ, then write exactly these into the mirror or sink.",
         ),
     ] = False,
 ) -> None:
