@@ -14,6 +14,7 @@ import orjson
 from aiohttp import web
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
@@ -29,6 +30,8 @@ BYTES_MAX = 256 << 20
 PUBLISH_TIMEOUT_S = 5.0
 # Someone who asks forever must not fill the log: the process's own log has the rest.
 REFUSALS_PER_MINUTE = 60
+# An act ends at most so many entries after its beginning.
+NEAR = 100
 
 
 class ActsLog:
@@ -119,19 +122,36 @@ class ActsLog:
             raise unavailable("NATS is not connected, so the log can't be read.")
         js = self._client.jetstream()
         state = (await js.stream_info(self._stream)).state
-        seq = int(cursor) if cursor.isdigit() else int(state.last_seq)
+        seq = int(state.last_seq)
+        ended: set[str] = set()
+        if cursor.isdigit():
+            seq = int(cursor)
+            ended = await self._near(range(seq + 1, min(seq + NEAR, int(state.last_seq)) + 1))
         # Message by message: pages are short, and a consumer would need more permissions.
         found: list[dict[str, Any]] = []
         while seq >= max(1, int(state.first_seq)) and len(found) < limit:
-            message = await js.get_msg(self._stream, seq)
-            # Several suites may share the stream.
-            if message.subject == self._subject:
-                noted = orjson.loads(message.data or b"{}")
-                # An act's end stands behind its beginning, and replaces it here.
-                if noted["id"] not in {one["id"] for one in found}:
-                    found.append(noted)
+            noted = await self._entry(js, seq)
+            # An act's end stands behind its beginning, and replaces it here and on the page before.
+            if noted is not None and noted["id"] not in ended:
+                found.append(noted)
+                ended.add(noted["id"])
             seq -= 1
         following = None
         if seq >= int(state.first_seq) > 0:
             following = str(seq)
         return found, following
+
+    async def _entry(self, js: JetStreamContext, seq: int) -> dict[str, Any] | None:
+        message = await js.get_msg(self._stream, seq)
+        # Several suites may share the stream.
+        if message.subject != self._subject:
+            return None
+        found: dict[str, Any] = orjson.loads(message.data or b"{}")
+        return found
+
+    async def _near(self, places: range) -> set[str]:
+        """The IDs of the entries after a page."""
+        assert self._client is not None, "connected before"
+        js = self._client.jetstream()
+        entries = await asyncio.gather(*(self._entry(js, place) for place in places))
+        return {one["id"] for one in entries if one is not None}

@@ -22,6 +22,8 @@ from headrace.contract.table_patterns import column_named
 from headrace.lsn import format_lsn
 
 TEXT_CHARACTERS_MAX = 2_000
+# A column in an answer, besides its texts.
+_COLUMN_BYTES = 120
 _ABSENT = object()
 Cell = dict[str, Any]
 HIDDEN: Cell = {"kind": "hidden", "text": None}
@@ -158,6 +160,16 @@ def event_document(
         "columns": _columns(event, eyes, caller),
         "note": _note(payload),
     }
+
+
+def weight(document: Mapping[str, Any]) -> int:
+    """About how many bytes an event takes in an answer: a table may have 1,600 columns."""
+    texts = 0
+    for column in document["columns"]:
+        texts += len(column["name"]) + _COLUMN_BYTES
+        for side in (column["before"], column["after"]):
+            texts += len((side or HIDDEN)["text"] or "")
+    return texts
 
 
 def _xid(tx: Mapping[str, Any]) -> str | None:

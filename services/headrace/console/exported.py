@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -50,11 +50,11 @@ EVENT_COLUMNS = tuple(
 )
 
 
-def file_of(kind: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
+def file_of(kind: str, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes | bytearray:
     """The file of these rows. `names` may repeat: the columns of a statement do."""
-    write: Callable[[Sequence[str], Sequence[Sequence[Any]]], bytes]
-    write = {"csv": _csv, "ndjson": _ndjson}[kind]
-    return write(names, rows)
+    if kind == "csv":
+        return _csv(names, rows)
+    return _ndjson(names, rows)
 
 
 def _csv(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
@@ -83,10 +83,13 @@ def _is_number(text: str) -> bool:
     return rest.isascii() and rest.replace(".", "", 1).isdigit()
 
 
-def _ndjson(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
+def _ndjson(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytearray:
     unique: list[str] = []
     for place, name in enumerate(names):
         # A key that repeats would be lost.
         unique.append(f"{name}_{place + 1}" if name in unique else name)
-    lines = (orjson.dumps(dict(zip(unique, row, strict=True))) for row in rows)
-    return b"".join(line + b"\n" for line in lines)
+    text = bytearray()
+    # Line by line: the file is in memory once.
+    for row in rows:
+        text += orjson.dumps(dict(zip(unique, row, strict=True))) + b"\n"
+    return text

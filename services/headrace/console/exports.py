@@ -18,7 +18,7 @@ from headrace.console.access import Caller
 from headrace.console.acts import ActsLog
 from headrace.console.answers import caller_of
 from headrace.console.audit_answers import AuditAnswers
-from headrace.console.cells import Redaction, shown
+from headrace.console.cells import Redaction, shown, weight
 from headrace.console.exported import EVENT_COLUMNS, FORMATS, event_line, file_of, plain
 from headrace.console.problem import ProblemError, invalid
 from headrace.console.reading import EventReader
@@ -27,6 +27,7 @@ from headrace.console.sql import SqlRuns
 from headrace.console.trace import Tracing
 
 ROWS_MAX = 10_000
+BYTES_MAX = 16 << 20
 # Less than a request may take.
 SECONDS_MAX = 8.0
 NEXT = "X-Headrace-Next"
@@ -105,7 +106,7 @@ class Exports:
         query = {key: value for key, value in request.query.items() if key != "format"}
         query["limit"] = str(LIMIT_MAX)
         lines: list[dict[str, Any]] = []
-        left_out = 0
+        left_out = size = 0
         began = time.monotonic()
         following: str | None = None
         while True:
@@ -113,10 +114,11 @@ class Exports:
             for item in items:
                 if _covers(caller, item):
                     lines.append(event_line(item))
+                    size += weight(item)
                 else:
                     left_out += 1
-            late = time.monotonic() - began > SECONDS_MAX or len(lines) >= ROWS_MAX
-            if following is None or late:
+            late = time.monotonic() - began > SECONDS_MAX
+            if following is None or late or len(lines) >= ROWS_MAX or size > BYTES_MAX:
                 break
             query["cursor"] = following
         headers = {LEFT_OUT: str(left_out), **({NEXT: following} if following else {})}
@@ -137,11 +139,14 @@ class Exports:
         fields = ", ".join(sorted(set(request.query) - {"format", "cursor"})) or "none"
         detail = f"{len(rows)} rows, {kind}, filters: {fields}"
         await self._acts.note(request, caller_of(request), "export", name, detail=detail)
+        # A browser shows no headers: the name tells users of the file that there is more.
+        if NEXT in headers:
+            name += "-part"
         return _file(body, name, kind, headers)
 
 
 def _file(
-    body: bytes, name: str, kind: str, headers: Mapping[str, str] | None = None
+    body: bytes | bytearray, name: str, kind: str, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     found = {
         **(headers or {}),

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.console.access import Caller
+from headrace.console.cells import Redaction, event_document
 from headrace.console.problem import invalid
 from headrace.consumer.event import Event
 from headrace.contract.subjects_and_ids import table_token
@@ -61,6 +63,11 @@ class EventFilter:
         """Whether an event has to be rendered to be judged."""
         return bool(self.key or self.where or self.text)
 
+    @property
+    def compares_values(self) -> bool:
+        """Whether it compares more than the key, which is in every message."""
+        return bool(self.where or self.text)
+
     def accepts(self, event: Event) -> bool:
         """The conditions that need no values."""
         # The cheap conditions first: most events fail one of them.
@@ -73,8 +80,14 @@ class EventFilter:
             return False
         return not self.msg_id or payload.get("msg_id") == self.msg_id
 
+    def fits(self, event: Event, caller: Caller, redaction: Redaction) -> bool:
+        """The other conditions, on the event as the caller may see it, with whole values: a page
+        shows the beginning of a long one.
+        """
+        return self.accepts_values(event_document(event, caller, redaction, None))
+
     def accepts_values(self, document: Mapping[str, Any]) -> bool:
-        """The other conditions, on the event as the caller may see it."""
+        """The conditions on values."""
         if self.key is not None and not self._has_key(document["key"]):
             return False
         if self.where is not None and not self._has_value(document["columns"], *self.where):

@@ -12,7 +12,9 @@ from aiohttp import web
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
+from headrace.console.access import Caller
 from headrace.console.answers import body_of, caller_of
+from headrace.console.cells import Redaction
 from headrace.console.plans import STEP, Intent, Plans
 from headrace.console.problem import ProblemError, invalid, unavailable
 from headrace.console.reading import EventReader
@@ -24,8 +26,10 @@ from headrace.contract.subjects_and_ids import (
     snapshot_request_subject,
     split_table_token,
 )
+from headrace.errors import describe
 from headrace.jetstream.state import bucket
 from headrace.settings import Settings
+from headrace.spark.request import RequestError, parse_conditions
 from headrace.suite import pause as pauses
 from headrace.suite.pause import Pause
 
@@ -40,12 +44,14 @@ class Operations:
         reader: EventReader,
         suite: SuiteView,
         tables: Tables,
+        redaction: Redaction,
         plans: Plans,
     ) -> None:
         self._settings = settings
         self._reader = reader
         self._suite = suite
         self._tables = tables
+        self._redaction = redaction
         self._plans = plans
 
     async def read_pause(self) -> None:
@@ -112,6 +118,7 @@ class Operations:
     async def request_snapshot(self, request: web.Request) -> web.Response:
         body = await body_of(request, "token", "columns", "filter", *STEP)
         token = _token(body)
+        self._check_filter(caller_of(request), token, body.get("filter"))
         rows, size = await self._tables.estimate(token)
         version = (await self._tables.one(token))["table"]["schema_version"]
         wanted: dict[str, Any] = {"values": "typed"}
@@ -144,6 +151,22 @@ class Operations:
             facts,
         )
         return await self._plans.handle(request, body, intent)
+
+    def _check_filter(self, caller: Caller, token: str, conditions: Any) -> None:
+        """Raise if the caller may not compare these columns: the number of rows would answer."""
+        try:
+            wanted = {condition.column for condition in parse_conditions(conditions)}
+        except RequestError as error:
+            raise invalid(describe(error), str(error.remedy)) from error
+        names = split_table_token(token)
+        if not wanted or (caller.sees(*names) and not wanted & self._redaction.columns(*names)):
+            return
+        raise ProblemError(
+            403,
+            "values",
+            "Only those who see the values of a table may choose its rows by them.",
+            f"Ask for the right `values` on {'.'.join(names)}, or leave the filter out.",
+        )
 
     async def _asked(self, token: str, payload: bytes) -> dict[str, Any]:
         """The responder's answer to a request."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +29,8 @@ from headrace.settings import Settings
 SEARCH_S = 5.0
 WINDOW_MIN = 200
 WINDOW_MAX = 2_000
+# Held of a window at a time: rows may be as large as a message.
+WINDOW_BYTES_MAX = 8 << 20
 # A batch has events of one table; those of its transaction in other tables are near.
 NEAR = 600
 # Messages of other sources that a probe skips.
@@ -44,6 +47,8 @@ class Searched:
     began: float = field(default_factory=time.monotonic)
     oldest: str | None = None
     complete: bool = False
+    # Events whose values were asked for, but are not in their messages.
+    large: int = 0
 
     def document(self) -> dict[str, object]:
         return {
@@ -53,6 +58,7 @@ class Searched:
             "seconds": round(time.monotonic() - self.began, 3),
             "oldest": self.oldest,
             "complete": self.complete,
+            "large": str(self.large),
         }
 
 
@@ -133,16 +139,20 @@ class EventReader:
         size = WINDOW_MIN
         while last >= first:
             lowest = max(first, last - size + 1)
-            # A consumer reads forwards only: a window is read whole, and yielded from its end.
-            kept = [message async for message in self.window(lowest, last)]
+            kept, all_of_it = await self._end_of(lowest, last)
             for message in reversed(kept):
                 searched.messages += 1
                 searched.events += len(message.events)
                 searched.bytes += message.size
                 yield message
-            last = lowest - 1
-            # Most searches end in the first window, which should be read quickly.
-            size = min(size * 2, WINDOW_MAX)
+            if all_of_it:
+                last = lowest - 1
+                # Most searches end in the first window, which should be read quickly.
+                size = min(size * 2, WINDOW_MAX)
+            else:
+                # The rest is read again, in windows that are held whole.
+                last = kept[0].seq - 1
+                size = len(kept)
             if (
                 searched.messages >= console.search_messages_max
                 or searched.bytes >= console.search_bytes_max
@@ -151,6 +161,21 @@ class EventReader:
                 searched.complete = last < first
                 return
         searched.complete = True
+
+    async def _end_of(self, first: int, last: int) -> tuple[deque[StoredMessage], bool]:
+        """The last messages of this range, as far as they may be held, and whether these are all.
+        A consumer reads forwards only, so that the first ones have to be read, too.
+        """
+        kept: deque[StoredMessage] = deque()
+        size = 0
+        all_of_it = True
+        async for message in self.window(first, last):
+            kept.append(message)
+            size += message.size
+            while size > WINDOW_BYTES_MAX and len(kept) > 1:
+                size -= kept.popleft().size
+                all_of_it = False
+        return kept, all_of_it
 
     async def message(self, seq: int, subject: str = ">") -> RawStreamMsg | None:
         """The first message from this sequence on."""
@@ -233,14 +258,21 @@ class EventReader:
         place = await self.first_where(lambda event: event.position.lsn >= lsn)
         first, last = await self.bounds()
         found: list[Event] = []
+        size = 0
+        # The stream discards from its beginning, which may be in the middle of a transaction.
+        all_of_it = place > first or first <= 1
         # It ends where a later commit begins, which with batches is not the next message.
         async for message in self.window(max(first, place - NEAR), last):
             for event in message.events:
                 if event.position.lsn == lsn:
                     found.append(event)
-                if len(found) >= limit or (event.position.lsn > lsn and message.seq > place + NEAR):
-                    return found, len(found) < limit
-        return found, True
+                if event.position.lsn > lsn and message.seq > place + NEAR:
+                    return found, all_of_it
+            if any(event.position.lsn == lsn for event in message.events):
+                size += message.size
+            if len(found) >= limit or size > self._settings.console.search_bytes_max:
+                return found[:limit], False
+        return found, all_of_it
 
 
 def committed_at(event: Event) -> datetime | None:

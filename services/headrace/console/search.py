@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.console.access import Caller
-from headrace.console.cells import TEXT_CHARACTERS_MAX, Redaction, event_document
+from headrace.console.cells import TEXT_CHARACTERS_MAX, Redaction, event_document, weight
 from headrace.console.filters import EventFilter
 from headrace.console.positions import position_in
 from headrace.console.problem import invalid
@@ -21,6 +21,8 @@ from headrace.lsn import Position
 
 LIMIT = 100
 LIMIT_MAX = 500
+# A page ends after this, even with fewer events than its limit.
+PAGE_BYTES_MAX = 4 << 20
 Bound = Position | datetime | None
 
 
@@ -57,19 +59,21 @@ async def search(
     # The answer has it, so that "nothing found" never claims more than what was read.
     searched = Searched()
     items: list[dict[str, Any]] = []
+    size = 0
     following: str | None = None
     at = last + 1
     async for message in reader.backwards(last, first, searched):
         at = message.seq
         for number, event in _latest_first(message, skipped):
+            searched.oldest = (event.payload.get("tx") or {}).get("ts") or searched.oldest
             if _is_after(event, until) or _is_before(event, since) or not wanted.accepts(event):
                 continue
-            document = event_document(event, caller, redaction, characters_max)
-            if wanted.needs_values and not wanted.accepts_values(document):
+            if wanted.needs_values and not wanted.fits(event, caller, redaction):
+                searched.large += wanted.compares_values and "reference" in event.payload
                 continue
-            items.append(document)
-            searched.oldest = document["at"] or searched.oldest
-            if len(items) == limit:
+            items.append(event_document(event, caller, redaction, characters_max))
+            size += weight(items[-1])
+            if len(items) == limit or size > PAGE_BYTES_MAX:
                 following = f"{message.seq}.{number + 1}"
                 break
         skipped = 0

@@ -10,11 +10,11 @@ from aiohttp import web
 from headrace.console import overview
 from headrace.console.acts import ActsLog
 from headrace.console.answers import answer, caller_of
-from headrace.console.cells import Redaction, event_document
+from headrace.console.cells import Redaction, event_document, weight
 from headrace.console.positions import lsn_in, missing, position_in
 from headrace.console.problem import invalid, not_found
 from headrace.console.reading import EventReader
-from headrace.console.search import limit_of, search
+from headrace.console.search import PAGE_BYTES_MAX, limit_of, search
 from headrace.console.suite_view import SuiteView
 from headrace.console.tables import Tables
 from headrace.contract.subjects_and_ids import split_table_token, table_token
@@ -110,15 +110,22 @@ class SuiteAnswers:
             )
         counts: dict[str, int] = {}
         for event in events:
-            if event.table:
+            # The structure before a table's first change is no change of the transaction.
+            if event.table and event.operation != "SCHEMA":
                 token = table_token(event.schema, event.table)
                 counts[token] = counts.get(token, 0) + 1
         tx: Mapping[str, Any] = events[-1].payload.get("tx") or {}
         caller = caller_of(request)
-        items = [event_document(event, caller, self._redaction) for event in events[begin:][:limit]]
+        items: list[dict[str, Any]] = []
+        size = 0
+        for event in events[begin : begin + limit]:
+            items.append(event_document(event, caller, self._redaction))
+            size += weight(items[-1])
+            if size > PAGE_BYTES_MAX:
+                break
         following = None
-        if begin + limit < len(events):
-            following = str(begin + limit)
+        if begin + len(items) < len(events):
+            following = str(begin + len(items))
         return answer(
             {
                 **self._suite.head(),

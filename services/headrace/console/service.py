@@ -86,7 +86,7 @@ class ConsoleParts:
         self._system = System(settings, self._reader, self._suite, redaction)
         self._audit = AuditAnswers(settings, self._suite, redaction)
         plans = Plans(self._acts, scope.health.stats)
-        self._operations = Operations(settings, self._reader, self._suite, tables, plans)
+        self._operations = Operations(settings, self._reader, self._suite, tables, redaction, plans)
         self._sinks = Sinks(settings, self._reader, self._suite, tables, redaction, plans)
         self._tracing = Tracing(settings, self._reader, self._suite, redaction, self._sinks)
         self._letters = LetterActs(self._sinks, redaction, plans)

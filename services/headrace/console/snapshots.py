@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.errors import NotFoundError
+from nats.js.api import RawStreamMsg
 
 from headrace.console.access import Caller
 from headrace.console.answers import answer, caller_of
 from headrace.console.cells import Redaction
 from headrace.console.known import LastKnown, stamp
+from headrace.console.newest import Newest
 from headrace.console.reading import EventReader
 from headrace.console.reasons import HIDDEN
 from headrace.console.suite_view import SuiteView
@@ -42,6 +43,10 @@ class SnapshotList:
         self._suite = suite
         self._redaction = redaction
         self._running: dict[str, tuple[Document, float]] = {}
+        self._ends = [
+            (self._newest(meta_subject(">")), _complete),
+            (self._newest(snapshot_error_subject(">")), _failed),
+        ]
         self._stored: LastKnown[list[Document]] = LastKnown("snapshots", self._read, STORED_S)
 
     async def connect(self, client: Client) -> None:
@@ -91,34 +96,22 @@ class SnapshotList:
             return document
         return {**document, "reason": HIDDEN}
 
+    def _newest(self, subject: str) -> Newest:
+        return Newest(self._reader, self._settings.streams.init, subject, KEPT_MAX)
+
     async def _read(self) -> list[Document]:
         """The ends of snapshots in the stream."""
-        found: list[Document] = []
-        for subject, make in (
-            (meta_subject(">"), _complete),
-            (snapshot_error_subject(">"), _failed),
-        ):
-            found += await self._ends(subject, make)
+        found = [
+            _ended(message, make) for newest, make in self._ends for message in await newest.read()
+        ]
         # Two subjects, each in its order.
         found.sort(key=lambda one: one["ended"] or "", reverse=True)
         return found[:KEPT_MAX]
 
-    async def _ends(self, subject: str, make: Any) -> list[Document]:
-        js = self._reader.client.jetstream()
-        found: list[Document] = []
-        seq = 1
-        # By subject: a chunk is skipped by the server, however many there are.
-        while len(found) < KEPT_MAX:
-            try:
-                message = await js.get_msg(
-                    self._settings.streams.init, seq, subject=subject, next=True
-                )
-            except NotFoundError:
-                break
-            seq = int(message.seq or 0) + 1
-            token = (message.subject or "").rpartition(".")[2]
-            found.append(make(decode(message.data or b""), token, message.time))
-        return found
+
+def _ended(message: RawStreamMsg, make: Callable[..., Document]) -> Document:
+    token = (message.subject or "").rpartition(".")[2]
+    return make(decode(message.data or b""), token, message.time)
 
 
 def _running(body: Mapping[str, Any], token: str) -> Document:

@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from headrace.console.access import Caller
-from headrace.console.cells import Redaction, event_document
+from headrace.console.cells import Redaction, event_document, weight
 from headrace.console.filters import EventFilter
 from headrace.console.guard import HEADERS
 from headrace.console.live import LiveRing, by_table
@@ -31,6 +31,10 @@ FRAME_S = 0.1
 BEAT_S = 1.0
 OVERVIEW_S = 2.0
 ROWS_MAX = 100
+# A frame has fewer rows if they are large; the others are counted.
+FRAME_BYTES_MAX = 256 << 10
+# A list shows the beginning of a value; the page reads the event itself when it is opened.
+CHARACTERS_MAX = 200
 RECENT_MAX = 1_000
 WRITE_TIMEOUT_S = 10.0
 _HEADERS = {
@@ -199,16 +203,24 @@ class _Tab:
         fitting = [
             event for message in messages for event in message.events if self.wanted.accepts(event)
         ]
-        # Rendering is most of the work, so it is left out for what is not shown.
-        if not self.wanted.needs_values:
-            return [self._document(event) for event in _spread(fitting)], len(fitting)
-        # The filter judges what the caller sees, so it needs the rendered event.
-        documents = [self._document(event) for event in fitting]
-        found = [one for one in documents if self.wanted.accepts_values(one)]
-        return _spread(found), len(found)
+        if self.wanted.needs_values:
+            # The filter judges what the caller sees, so it needs the rendered event.
+            fitting = [
+                event for event in fitting if self.wanted.fits(event, self.caller, self.redaction)
+            ]
+        return self._documents(_spread(fitting)), len(fitting)
 
-    def _document(self, event: Event) -> dict[str, Any]:
-        return event_document(event, self.caller, self.redaction)
+    def _documents(self, events: list[Event]) -> list[dict[str, Any]]:
+        """The events as rows, the last ones if these are large."""
+        # Rendering is most of the work, so it is left out for what is not shown.
+        found: list[dict[str, Any]] = []
+        size = 0
+        for event in reversed(events):
+            found.append(event_document(event, self.caller, self.redaction, CHARACTERS_MAX))
+            size += weight(found[-1])
+            if size > FRAME_BYTES_MAX:
+                break
+        return found[::-1]
 
 
 def _spread(found: list[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.console import overview
 from headrace.console.access import Caller
-from headrace.console.answering import NO_REPORT, judged, silent
+from headrace.console.answering import NO_REPORT, SILENT, judged, silent
 from headrace.console.cells import Redaction
 from headrace.console.known import LastKnown, stamp
 from headrace.console.reasons import status_for
@@ -46,6 +46,10 @@ class SuiteView:
         self._ends = LogEnds()
         self._sampled_at = 0.0
         self._samples: deque[dict[str, float | None]] = deque(maxlen=SAMPLES_MAX)
+        # The publisher's counts by table and operation, at each of the last samples.
+        self._tables: deque[tuple[float, Mapping[str, dict[str, int]]]] = deque(
+            maxlen=_RATE_SAMPLES
+        )
         self.nats_reason = "not connected yet"
         self._nats_since: str | None = None
         self._postgres_since: str | None = None
@@ -133,7 +137,11 @@ class SuiteView:
         slot = status.get("slot") or {}
         if slot.get("wal_lsn") and status["postgres"]["reachable"]:
             self._ends.add(now, int(slot["wal_lsn"]))
-        figures = status["services"].get("publisher", {}).get("figures", {})
+        figures: Mapping[str, Any] = {}
+        # The counts of a publisher that does not report would look like a stream without events.
+        if self._publisher_reports():
+            figures = status["services"]["publisher"]["figures"]
+            self._tables.append((now, _by_table(figures.get("table_events") or {})))
         self._samples.append(
             {
                 "at": now,
@@ -144,6 +152,10 @@ class SuiteView:
                 "retained_bytes": slot.get("retained_bytes"),
             }
         )
+
+    def _publisher_reports(self) -> bool:
+        publisher = (self.status or {}).get("services", {}).get("publisher")
+        return publisher is not None and publisher["state"] not in SILENT
 
     def _lag_s(self, now: float) -> float | None:
         slot = (self.status or {}).get("slot")
@@ -183,11 +195,25 @@ class SuiteView:
     def _rate(self, key: str) -> float | None:
         """Per second over the last samples; None if some of them are unknown."""
         # An old rate would look like a running stream.
-        if len(self._samples) < 2 or self._known.stale():
+        if len(self._samples) < 2 or self._known.stale() or not self._publisher_reports():
             return None
         last = self._samples[-1]
         first = self._samples[-min(_RATE_SAMPLES, len(self._samples))]
         return _per_second(first, last, key)
+
+    def traffic(self, token: str) -> tuple[dict[str, int], float | None]:
+        """A table's events by operation since the publisher started, and all of them per second;
+        None if that is unknown.
+        """
+        if not self._tables:
+            return {}, None
+        (began, earlier), (now, latest) = self._tables[0], self._tables[-1]
+        counts = latest.get(token, {})
+        if now <= began or self._known.stale() or not self._publisher_reports():
+            return counts, None
+        before, after = (sum(one.get(token, {}).values()) for one in (earlier, latest))
+        # A restarted publisher counts from zero.
+        return counts, round(max(0, after - before) / (now - began), 3)
 
     def history(self, after: float) -> dict[str, Any]:
         """The samples after this time, figure by figure."""
@@ -208,6 +234,16 @@ class SuiteView:
             "events_per_s": rates,
             **columns,
         }
+
+
+def _by_table(table_events: Mapping[str, float]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for labels, number in table_events.items():
+        token, _, operation = labels.rpartition(" ")
+        # A new structure is no change of the rows.
+        if operation != "schema":
+            found.setdefault(token, {})[operation] = int(number)
+    return found
 
 
 def _per_second(

@@ -22,6 +22,7 @@ from headrace.console.answers import answer, caller_of
 from headrace.console.cells import Redaction
 from headrace.console.command import output_of
 from headrace.console.known import FAILURES, stamp
+from headrace.console.newest import Newest
 from headrace.console.problem import unavailable
 from headrace.console.reading import EventReader
 from headrace.console.reasons import HIDDEN, may_read_reasons
@@ -46,6 +47,7 @@ class System:
         self._reader = reader
         self._suite = suite
         self._redaction = redaction
+        self._gaps = Newest(reader, settings.streams.cdc, _GAP, GAPS_MAX)
         self._doctor_turn = asyncio.Lock()
         self._findings: tuple[float, list[dict[str, Any]]] | None = None
 
@@ -85,12 +87,7 @@ class System:
 
     async def gaps(self, _: web.Request) -> web.Response:
         found: list[dict[str, Any]] = []
-        # By subject: gaps are few, wherever they are in the stream.
-        seq = 0
-        while len(found) < GAPS_MAX:
-            message = await self._reader.message(seq + 1, _GAP)
-            if message is None:
-                break
+        for message in await self._gaps.read():
             seq = int(message.seq or 0)
             events = await self._reader.decoded(message.data or b"", _GAP, seq)
             found += [_gap(event.payload, seq, message.time) for event in events]

@@ -5,6 +5,7 @@ their size from PostgreSQL's catalog.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,8 +55,6 @@ class Tables:
         found = [one for one in lines if part in f"{one['schema']}.{one['table']}".casefold()]
         if query.get("sort") == "events":
             found.sort(key=lambda one: -int(one["events"]))
-        if query.get("sort") == "changed":
-            found.sort(key=lambda one: one["last_change"] or "", reverse=True)
         # By number: tables come and go rarely, and a page that is off by one does no harm.
         begin = 0
         if query.get("cursor", "").isdigit():
@@ -68,8 +67,8 @@ class Tables:
     async def one(self, token: str) -> dict[str, Any]:
         """A table with its columns."""
         schema = await self._schema(token)
-        lines = {one["token"]: one for one in await self._lines()}
-        line = dict(lines[token])
+        sizes = await self._sizes.current() or {}
+        line = self._line(token, schema, sizes)
         latest = await self._latest(token)
         return {
             **self._head(),
@@ -82,15 +81,15 @@ class Tables:
         """The structures that the stream still has, the newest first, and the bucket's."""
         current = await self._schema(token)
         seq = 0
-        found: list[dict[str, Any]] = []
+        found: deque[dict[str, Any]] = deque(maxlen=VERSIONS_MAX)
         # By subject, so JetStream skips the messages in between: each request finds a schema event.
-        while len(found) < VERSIONS_MAX:
+        while True:
             message = await self._reader.message(seq + 1, schema_subject(token))
             if message is None:
                 break
             seq = int(message.seq or 0)
             events = await self._reader.decoded(message.data or b"", message.subject or "", seq)
-            found += [_version(event.payload, str(event.position)) for event in events]
+            found.extend(_version(event.payload, str(event.position)) for event in events)
         # A version may be published again after a recovery.
         # The bucket may be ahead of the stream: the catalog changes before the next row comes.
         by_number = {one["version"]: one for one in found}
@@ -131,22 +130,15 @@ class Tables:
 
     async def _lines(self) -> list[dict[str, Any]]:
         schemas, sizes = await asyncio.gather(self._schemas.current(), self._sizes.current())
-        # Of this publisher's process; the stream itself has no counts by table.
-        counts = self._counts()
         return [
-            _line(token, schema, counts.get(token, {}), (sizes or {}).get(token, (None, None)))
+            self._line(token, schema, sizes or {})
             for token, schema in sorted((schemas or {}).items())
         ]
 
-    def _counts(self) -> dict[str, dict[str, int]]:
-        """The publisher's counts by table and operation."""
-        status = self._suite.status or {}
-        figures = status.get("services", {}).get("publisher", {}).get("figures", {})
-        found: dict[str, dict[str, int]] = {}
-        for labels, number in (figures.get("table_events") or {}).items():
-            token, _, operation = labels.rpartition(" ")
-            found.setdefault(token, {})[operation] = int(number)
-        return found
+    def _line(self, token: str, schema: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
+        # Of this publisher's process; the stream itself has no counts by table.
+        counts, per_second = self._suite.traffic(token)
+        return _line(token, schema, counts, per_second, sizes.get(token, (None, None)))
 
     async def _latest(self, token: str) -> dict[str, Any]:
         """When the table changed last, if the stream still has that."""
@@ -210,21 +202,30 @@ def _line(
     token: str,
     schema: Mapping[str, Any],
     counts: Mapping[str, int],
+    per_second: float | None,
     size: tuple[int | None, int | None],
 ) -> dict[str, Any]:
     # The token is one-to-one with the name, which the bucket writes with a dot.
     owner, name = split_table_token(token)
     rows, total = size
+    # Messages with events of several operations are counted as a whole.
+    known = "batch" not in counts
+    by_operation = {
+        name: str(counts.get(operation, 0)) if known else None
+        for name, operation in (
+            ("inserts", "insert"),
+            ("updates", "update"),
+            ("deletes", "delete"),
+            ("truncates", "truncate"),
+        )
+    }
     return {
         "token": token,
         "schema": owner,
         "table": name,
-        "events": str(sum(number for kind, number in counts.items() if kind != "schema")),
-        "inserts": str(counts.get("insert", 0)),
-        "updates": str(counts.get("update", 0)),
-        "deletes": str(counts.get("delete", 0)),
-        "truncates": str(counts.get("truncate", 0)),
-        "events_per_s": None,
+        "events": str(sum(counts.values())),
+        **by_operation,
+        "events_per_s": per_second,
         "schema_version": int(schema["version"]),
         "last_change": None,
         "last_position": None,
@@ -232,7 +233,6 @@ def _line(
         "primary_key": list(schema["primary_key"]),
         "rows_estimated": None if rows is None else str(rows),
         "bytes": None if total is None else str(total),
-        "state": "running",
     }
 
 

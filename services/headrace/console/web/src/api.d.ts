@@ -1022,18 +1022,20 @@ export interface components {
             lag_s: (number | null)[];
             retained_bytes: (number | null)[];
         };
-        /** @description The numbers of events are those since the console started to count, see `counted_since` of the answer. */
+        /** @description The numbers of events are those since the publisher started. */
         TableLine: {
             token: string;
             schema: string;
             table: string;
             events: components["schemas"]["Int"];
-            inserts: components["schemas"]["Int"];
-            updates: components["schemas"]["Int"];
-            deletes: components["schemas"]["Int"];
-            truncates: components["schemas"]["Int"];
+            /** @description Null if the publisher sends batches, which it counts as a whole. */
+            inserts: components["schemas"]["Int"] | null;
+            updates: components["schemas"]["Int"] | null;
+            deletes: components["schemas"]["Int"] | null;
+            truncates: components["schemas"]["Int"] | null;
             events_per_s: number | null;
             schema_version: number | null;
+            /** @description Null in a list, and if the stream has none. */
             last_change: components["schemas"]["Time"] | null;
             last_position: components["schemas"]["Position"] | null;
             columns: number | null;
@@ -1041,12 +1043,10 @@ export interface components {
             /** @description PostgreSQL's estimate; null if it was never analyzed. */
             rows_estimated: components["schemas"]["Int"] | null;
             bytes: components["schemas"]["Int"] | null;
-            state: components["schemas"]["State"];
         };
         Tables: {
             as_of: components["schemas"]["Time"];
             stale: components["schemas"]["Stale"][];
-            counted_since?: components["schemas"]["Time"];
             items: components["schemas"]["TableLine"][];
             next: string | null;
         };
@@ -1133,6 +1133,8 @@ export interface components {
             oldest: components["schemas"]["Time"] | null;
             /** @description Whether everything that the filter asks for was read. */
             complete: boolean;
+            /** @description Events whose values the filter did not compare: they are larger than a message. */
+            large: components["schemas"]["Int"];
         };
         Events: {
             as_of: components["schemas"]["Time"];
@@ -2004,7 +2006,7 @@ export interface operations {
             query?: {
                 /** @description Part of the name. */
                 q?: string;
-                sort?: "name" | "events" | "changed";
+                sort?: "name" | "events";
                 limit?: components["parameters"]["limit"];
                 cursor?: components["parameters"]["cursor"];
             };
@@ -2044,8 +2046,7 @@ export interface operations {
                      *             "id"
                      *           ],
                      *           "rows_estimated": "1000",
-                     *           "bytes": "81920",
-                     *           "state": "running"
+                     *           "bytes": "81920"
                      *         }
                      *       ]
                      *     }
@@ -2150,7 +2151,8 @@ export interface operations {
                      *         "bytes": "120000",
                      *         "seconds": 0.02,
                      *         "oldest": "2026-01-31T11:00:00.000000Z",
-                     *         "complete": true
+                     *         "complete": true,
+                     *         "large": "0"
                      *       },
                      *       "items": [
                      *         {

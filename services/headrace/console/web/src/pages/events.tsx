@@ -43,7 +43,9 @@ interface Search {
   readonly next: string | null;
   readonly complete: boolean;
   readonly oldest: string | null;
-  readonly read: string;
+  readonly read: number;
+  /** Events whose values are not in their messages. */
+  readonly large: number;
 }
 
 /** The window of events, and how to have more of them. */
@@ -68,7 +70,17 @@ function useEvents(live: boolean, paused: boolean) {
       const { items, next, searched } = await get<Events>("/events", query, signal);
       window.addOlder(items);
       setProblem(null);
-      setSearch({ next, complete: searched.complete, oldest: searched.oldest, read: searched.events });
+      // A search that continues has read what came before, too.
+      setSearch((before) => {
+        const earlier = cursor === null ? null : before;
+        return {
+          next,
+          complete: searched.complete,
+          oldest: searched.oldest ?? earlier?.oldest ?? null,
+          read: Number(searched.events) + (earlier?.read ?? 0),
+          large: Number(searched.large) + (earlier?.large ?? 0),
+        };
+      });
     } catch (error) {
       if (signal?.aborted) return;
       setProblem(error instanceof Problem ? error : new Problem(0, { detail: String(error) }));
@@ -180,12 +192,15 @@ export default function EventsPage() {
           added={events.added}
           rowHeight={rowHeight}
           gridClass="events-grid"
-          id={(row) => events.at(row)?.sequence ?? String(row)}
+          id={(row) => identity(events.at(row)) ?? String(row)}
           render={(row) => <Line of={events.at(row)} />}
           open={(row) => navigate(withQuery({ open: events.at(row)?.position ?? null }))}
         />
         {events.length === 0 && search && <Nothing live={live} search={search} />}
       </section>
+      {search !== null && search.large > 0 && (
+        <p class="notice">{notCompared(search.large)}</p>
+      )}
       {search?.next && (
         <button type="button" class="button" onClick={older}>
           {search.complete ? "Older events" : "Continue the search"}
@@ -194,6 +209,11 @@ export default function EventsPage() {
       {opened && <EventDrawer position={opened} onClose={() => navigate(withQuery({ open: null }))} />}
     </Page>
   );
+}
+
+function notCompared(large: number): string {
+  const events = large === 1 ? "1 event is larger than a message; its values were" : `${count(large)} events are larger than a message; their values were`;
+  return `${events} not compared. Search for the key or the table instead.`;
 }
 
 const SELDOM = ["xid", "from", "to", "msg_id"] as const;
@@ -254,6 +274,11 @@ function Tally({ of: events, live, search }: TallyProps) {
   );
 }
 
+/** With batches, several events share a sequence; a schema has the position of the change after it. */
+function identity(event: Event | undefined): string | undefined {
+  return event && `${event.sequence} ${event.position} ${event.operation}`;
+}
+
 function Line({ of: event }: { of: Event | undefined }) {
   if (!event) return null;
   return (
@@ -271,7 +296,7 @@ function Nothing({ live, search }: { live: boolean; search: Search }) {
   if (!search.complete) {
     return (
       <Empty title="No match so far">
-        The search read {plural(Number(search.read), "event")}, back to {utc(search.oldest, 0)}. Continue below.
+        The search read {plural(search.read, "event")}, back to {utc(search.oldest, 0)}. Continue below.
       </Empty>
     );
   }

@@ -1,7 +1,7 @@
 // One table: columns, the versions of its structure, its newest events.
 import { EventLines } from "../parts/event-lines";
 import { Answered, Card, Empty, Facts, Figures, Page, Tabs } from "../parts/layout";
-import { Position, State, When } from "../parts/marks";
+import { Position, When } from "../parts/marks";
 import { bytes, count, rate, visible } from "../pure/format";
 import { tableHref } from "../pure/search";
 import { useQuery } from "../state/query";
@@ -48,10 +48,10 @@ function Summary({ of: { table } }: { of: TableAnswer }) {
   return (
     <Figures
       of={[
-        { name: "Events per second", value: rate(table.events_per_s), note: `${count(table.events)} counted` },
+        { name: "Events per second", value: rate(table.events_per_s), note: `${count(table.events)} since the publisher started` },
         { name: "Inserts", value: count(table.inserts) },
         { name: "Updates", value: count(table.updates) },
-        { name: "Deletes", value: count(table.deletes), note: table.truncates === "0" ? null : `and ${count(table.truncates)} truncates` },
+        { name: "Deletes", value: count(table.deletes), note: table.truncates === "0" || table.truncates === null ? null : `and ${count(table.truncates)} truncates` },
         { name: "Rows, about", value: count(table.rows_estimated), note: bytes(table.bytes) },
       ]}
     />
@@ -74,7 +74,6 @@ function Structure({ of: { table, columns, replica_identity, values } }: { of: T
       <Card title="About the table">
         <Facts
           of={[
-            ["State", <State is={table.state} />],
             ["Primary key", table.primary_key.map(visible).join(", ") || "none"],
             ["Replica identity", IDENTITY[replica_identity ?? ""] ?? "not known"],
             ["Schema version", table.schema_version ?? "–"],
