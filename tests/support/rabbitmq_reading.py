@@ -9,6 +9,7 @@ from typing import Any
 
 import aiormq
 from rstream import AMQPMessage, Consumer, ConsumerOffsetSpecification, OffsetType, amqp_decoder
+from rstream.exceptions import LeaderNotAvailable
 
 from headrace.testing.rabbitmq import PASSWORD, USER, RabbitServer
 
@@ -29,10 +30,9 @@ async def stream_messages(
 
     reader = Consumer("localhost", server.stream_port, username=USER, password=PASSWORD)
     await reader.start()
+    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
-        first = ConsumerOffsetSpecification(OffsetType.FIRST, None)
-        await reader.subscribe(stream, on_message, decoder=amqp_decoder, offset_specification=first)
-        deadline = asyncio.get_running_loop().time() + TIMEOUT_S
+        await _subscribe(reader, stream, on_message, deadline)
         while True:
             news.clear()
             try:
@@ -43,6 +43,24 @@ async def stream_messages(
                     return found
     finally:
         await reader.close()
+
+
+async def _subscribe(
+    reader: Consumer, stream: str, on_message: Callable[[AMQPMessage, Any], None], deadline: float
+) -> None:
+    """Read a stream from its beginning. After its server's start, it has no leader for a moment."""
+    first = ConsumerOffsetSpecification(OffsetType.FIRST, None)
+    while True:
+        try:
+            await reader.subscribe(
+                stream, on_message, decoder=amqp_decoder, offset_specification=first
+            )
+        except LeaderNotAvailable:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+        else:
+            return
 
 
 def properties(message: AMQPMessage) -> dict[str, str]:

@@ -189,7 +189,14 @@ class Verifier:
             )
 
     async def repair(self, token: str, show: Callable[[Verdict], None]) -> Verdict:
-        """Write the rows that differ, after showing them, and compare again."""
+        """Compare; write the rows that differ, after showing them, and compare again."""
+        if (refusal := await self._refusal(token)) is not None:
+            return refusal
+        verdict = await self._once(token, time.monotonic() + self.patience.wait_s)
+        if verdict.equal:
+            return verdict
+        # The first difference may be DDL that no row follows, which reaches the mirror late.
+        await asyncio.sleep(self.patience.again_s)
         self._before_repair = show
         self._repaired = 0
         try:
@@ -199,7 +206,9 @@ class Verifier:
                     break
         finally:
             self._before_repair = None
-        return replace(await self.table(token), repaired=self._repaired)
+        if not verdict.equal:
+            verdict = await self.table(token)
+        return replace(verdict, repaired=self._repaired)
 
     async def _refusal(self, token: str) -> Verdict | None:
         """The verdict on a table that needs no waiting: the mirror doesn't know its name."""

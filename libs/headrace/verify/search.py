@@ -96,7 +96,12 @@ class SearchVerifier:
         """Every sink whose documents are compared can be repaired."""
 
     async def repair(self, token: str, show: Callable[[Verdict], None]) -> Verdict:
-        """Write the documents that differ, after showing them, and compare again."""
+        """Compare; write the documents that differ, after showing them, and compare again."""
+        verdict = await self._settled(*split_table_token(token))
+        if verdict.equal:
+            return verdict
+        # DDL that no row follows reaches the sink late.
+        await asyncio.sleep(self.patience.again_s)
         self._before_repair = show
         self._repaired = 0
         found: tuple[Difference, ...] = ()
@@ -110,7 +115,9 @@ class SearchVerifier:
                 found = verdict.found
         finally:
             self._before_repair = None
-        return replace(await self.table(token), repaired=self._repaired)
+        if not verdict.equal:
+            verdict = await self.table(token)
+        return replace(verdict, repaired=self._repaired)
 
     async def tokens(self) -> list[str]:
         """The tables that have an index."""

@@ -5,10 +5,7 @@ field, and writes the documents that differ. The oracle for documents is a plain
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +18,7 @@ from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import command
 from headrace.testing.suite import Suite
 from tests.support.exactly_once import environment
+from tests.support.meanwhile import written_meanwhile
 from tests.support.opensearch_reading import Reader
 from tests.support.sinks import sink_process
 
@@ -82,26 +80,12 @@ COLUMNS = [
 STILL = "id < 101"
 
 
-@contextlib.asynccontextmanager
-async def load(database: Database, first: int) -> AsyncIterator[None]:
-    """Change the other rows meanwhile, and insert rows with numbers from this one on."""
-    writing = asyncio.create_task(write_until_cancelled(database, first), name="writing")
-    try:
-        yield
-    finally:
-        writing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await writing
-
-
-async def write_until_cancelled(database: Database, first: int) -> None:
-    for number in itertools.count(first):
-        await database.execute(
-            f"UPDATE things SET name = 'w {number}' WHERE id % 50 = {number % 50} AND NOT {STILL};"
-            f"DELETE FROM things WHERE id = {number + 200};"
-            f"INSERT INTO things (id, name) VALUES ({number + 5000}, 'new'), (200000 + {number}, 'x')"
-        )
-        await asyncio.sleep(0.1)
+def load(number: int) -> str:
+    return (
+        f"UPDATE things SET name = 'w {number}' WHERE id % 50 = {number % 50} AND NOT {STILL};"
+        f"DELETE FROM things WHERE id = {number + 200};"
+        f"INSERT INTO things (id, name) VALUES ({number + 5000}, 'new'), (200000 + {number}, 'x')"
+    )
 
 
 async def test_every_difference_is_named_by_document_and_field_and_repaired_while_both_sides_move(
@@ -129,7 +113,7 @@ async def test_every_difference_is_named_by_document_and_field_and_repaired_whil
             assert code == 0, found
             assert sorted(one["rows"] for one in found.values()) == [3, ROWS + 3]
 
-            async with load(database, 0):
+            async with written_meanwhile(database, load):
                 code, found = await verify()
                 assert code == 0, found
             assert sink.running
@@ -151,7 +135,7 @@ async def test_every_difference_is_named_by_document_and_field_and_repaired_whil
             assert reader.rows("public.things")["7"]["name"] == "damaged"
             assert "10" not in reader.rows("public.things")
 
-            async with load(database, 20_000):
+            async with written_meanwhile(database, load, 20_000):
                 code, found = await verify("--repair")
             repaired = {token: one["repaired"] for token, one in found.items()}
             assert (code, repaired) == (0, {"things": 5, odd["table"]: 1}), found

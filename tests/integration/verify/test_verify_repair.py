@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from pytest_asyncio import fixture as async_fixture
 from headrace.testing.process import command
 from headrace.testing.seeded import World, running, seed, world
 from headrace.testing.servers import SessionServers
+from tests.support.meanwhile import written_meanwhile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 
@@ -41,7 +41,7 @@ DELETE FROM keyless WHERE ctid = (SELECT min(ctid) FROM keyless WHERE n = 2);
 async def the_world(
     session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
-    settings = {"HEADRACE_CATALOG_INTERVAL_S": "1"}
+    settings = {"HEADRACE_CATALOG_INTERVAL_S": "0.2"}
     folder = tmp_path_factory.mktemp("world")
     async with world(session_servers, folder, TABLES, settings=settings) as made:
         yield made
@@ -63,13 +63,11 @@ async def equal(world: World, table: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def write_until_cancelled(world: World) -> None:
-    for number in range(10_000):
-        await world.source.execute(
-            f"UPDATE things SET size = {number} WHERE id BETWEEN 100 AND 110; "
-            f"INSERT INTO keyless VALUES ({number + 100}, 'w')"
-        )
-        await asyncio.sleep(0.1)
+def load(number: int) -> str:
+    return (
+        f"UPDATE things SET size = {number} WHERE id BETWEEN 100 AND 110; "
+        f"INSERT INTO keyless VALUES ({number + 100}, 'w')"
+    )
 
 
 async def test_exactly_the_rows_that_differ_are_written_while_both_sides_move(
@@ -88,15 +86,10 @@ async def test_exactly_the_rows_that_differ_are_written_while_both_sides_move(
             await equal(world, name)
         await world.target.execute(DAMAGE)
         before = await world.target.fetch("SELECT id, xmin::text AS writer FROM things")
-        writing = asyncio.create_task(write_until_cancelled(world), name="writing")
-        try:
+        async with written_meanwhile(world.source, load):
             code, verdicts = await mirror.verified(
                 *VERIFY_ONCE, "--repair", "--table", "things", "--table", "keyless"
             )
-        finally:
-            writing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await writing
         assert (code, [verdict["repaired"] for verdict in verdicts]) == (0, [6, 3]), verdicts
         for name in names:
             await equal(world, name)

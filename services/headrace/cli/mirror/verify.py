@@ -167,10 +167,10 @@ async def _all(
     verdicts = []
     for token in tokens:
         with _step(token):
-            verdict = await verifier.table(token)
-        # With a reason, the tables could not be compared, and there is nothing to repair.
-        if options.repairs and not verdict.equal and not verdict.why:
-            verdict = await verifier.repair(token, _before_repair(as_json=options.as_json))
+            if options.repairs:
+                verdict = await verifier.repair(token, _before_repair(as_json=options.as_json))
+            else:
+                verdict = await verifier.table(token)
         verdicts.append(verdict)
         _tell(verdict, as_json=options.as_json)
     scope.health.stats.set("verify_seconds", time.monotonic() - began)
