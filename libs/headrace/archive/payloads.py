@@ -18,6 +18,7 @@ from headrace.archive.entry import RowEntry, RowKind
 from headrace.archive.errors import ArchiveError
 from headrace.archive.metadata import SegmentInfo, TableInfo
 from headrace.contract import events
+from headrace.contract.json_bytes import compact_json
 from headrace.contract.subjects_and_ids import (
     Operation,
     change_subject,
@@ -111,7 +112,7 @@ class Payloads:
             payload["old"] = orjson.Fragment(entry.before_json)
         if entry.unchanged:
             payload["unchanged"] = entry.unchanged
-        return Replayed(subject, msg_id, entry.position, orjson.dumps(payload), info, table)
+        return Replayed(subject, msg_id, entry.position, compact_json(payload), info, table)
 
     def _message(self, info: SegmentInfo, entry: RowEntry, tx: dict[str, Any]) -> Replayed:
         prefix = (entry.key or {})["prefix"]
@@ -125,7 +126,7 @@ class Payloads:
             "prefix": prefix,
             "content": content,
         }
-        payload = orjson.dumps({**body, "source": info.source, "lsn": entry.lsn, "tx": tx})
+        payload = compact_json({**body, "source": info.source, "lsn": entry.lsn, "tx": tx})
         return Replayed(subject, msg_id, entry.position, payload, info, None)
 
     def _repeat(self, lsn: int, of: str) -> int:

@@ -15,6 +15,7 @@ import orjson
 import zstandard
 
 from headrace.contract import dictionaries
+from headrace.contract.json_bytes import compact_json
 from headrace.contract.values import Encoding
 from headrace.contract.values_json import exact_numbers
 from headrace.errors import DecodeError
@@ -140,7 +141,7 @@ _PACK = msgpack.Packer(default=_unpackable).pack
 def encode(payload: Payload | list[Payload], encoding: Encoding) -> bytes:
     if encoding is Encoding.JSON:
         try:
-            return orjson.dumps(payload)
+            return compact_json(payload)
         except TypeError as error:
             raise DecodeError(f"a value can't be encoded: {error}") from error
     # A packer is created once: creating it costs more than packing. After an error it is as good as

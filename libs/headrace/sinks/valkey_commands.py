@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from headrace.contract import exact
+from headrace.contract.json_bytes import compact_json
 from headrace.sinks.port import COPIES_FOLLOW, RefusedError, SinkError
 from headrace.sinks.routing import Record
 
@@ -175,7 +176,7 @@ def text(value: object) -> str | bytes:
         return _float(value)
     if isinstance(value, int):
         return str(value)
-    return orjson.dumps(value, default=_in_document)
+    return compact_json(value, _in_document)
 
 
 def _float(value: float) -> str:

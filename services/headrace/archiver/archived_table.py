@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import orjson
-
 from headrace.archive.metadata import ColumnInfo, TableInfo
 from headrace.confirming.relation_shape import RelationShape, Values
 from headrace.confirming.row_compiler import QuickKeyedRow, compiled_texts
+from headrace.contract.json_bytes import compact_json
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.postgres.facts import TableFacts
 
@@ -41,14 +40,14 @@ class ArchivedTable:
             known = known | new.native
         found = {name: known[name] for name in self.key if name in known}
         if found:
-            return orjson.dumps(found)
+            return compact_json(found)
         return None
 
 
 def text(row: Values | None) -> bytes | None:
     """A row's text; None where nothing is known of it."""
     if row is not None and row.native:
-        return orjson.dumps(row.native)
+        return compact_json(row.native)
     return None
 
 
@@ -62,7 +61,7 @@ def exact(new: Values | None, old: Values | None) -> bytes | None:
         if row is not None and row.exact
     }
     if found:
-        return orjson.dumps(found)
+        return compact_json(found)
     return None
 
 

@@ -22,6 +22,7 @@ from headrace.archiver.chunk import RowChunk, SharedColumns
 from headrace.confirming.relation_shape import DescribedRelations, Values
 from headrace.confirming.row_compiler import QuickKeyedRow
 from headrace.confirming.transaction_cursor import TransactionCursor
+from headrace.contract.json_bytes import compact_json
 from headrace.lsn import Gap, Position
 from headrace.pgoutput import messages
 
@@ -277,8 +278,8 @@ class Builder:
         """`pg_logical_emit_message`: part of a transaction, or a separate transaction at its own
         LSN.
         """
-        body = orjson.dumps({"content": _content(message.content)})
-        key = orjson.dumps({"prefix": message.readable})
+        body = compact_json({"content": _content(message.content)})
+        key = compact_json({"prefix": message.readable})
         position = self.cursor.emitted(message)
         if message.transactional:
             if position.seq >= self._skip_below:
@@ -323,7 +324,7 @@ class Builder:
         of = table.shape.relation.relation_id.to_bytes(4, "big"), operation
         if of not in self._kind_of:
             self._kind_of[of] = self._number(self._kind(table, operation))
-        after = None if new is None else orjson.dumps(new.native)
+        after = None if new is None else compact_json(new.native)
         self._put(lsn, self._kind_of[of], table.key_of(new, old), after)
 
     def _kind(self, table: ArchivedTable, operation: str) -> SharedColumns:

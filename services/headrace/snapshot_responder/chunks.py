@@ -18,6 +18,7 @@ import orjson
 import zstandard
 
 from headrace.contract import events
+from headrace.contract.json_bytes import compact_json
 from headrace.contract.values import Encoding
 
 Row = dict[str, Any]
@@ -79,7 +80,7 @@ def block_of(rows: Sequence[Row], encoding: Encoding, exact: Exact | None = None
     """Rows encoded one by one."""
     exact = exact or {}
     if encoding is Encoding.JSON:
-        elements = [orjson.dumps(row) for row in rows]
+        elements = [compact_json(row) for row in rows]
         ends = accumulate((len(element) + 1 for element in elements), initial=0)
         # Also after the last.
         return Block.of(memoryview(b",".join([*elements, b""])), list(ends), exact, encoding)

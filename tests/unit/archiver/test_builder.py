@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -582,3 +583,23 @@ def test_a_change_that_the_archive_stores_nothing_of_is_passed_over() -> None:
     made.feed(1, commit(100))
     sealed = made.seal()
     assert (sealed.rows, sealed.end_lsn) == (0, 101)
+
+
+def test_the_open_file_holds_little_more_than_its_rows_texts() -> None:
+    """orjson's own bytes would hold 4 KiB and more for each text, even for a short one."""
+    made = builder(limits=Limits(100_000, 1 << 30))
+    made.learn(described(relation()))
+    # Fewer than a chunk, which is where texts become columns.
+    count, wide = 5_000, b"x" * 1_500
+    tracemalloc.start()
+    try:
+        made.feed(1, begin(100))
+        for number in range(count):
+            new = (str(number).encode(), wide)
+            made.feed(1, messages.Update(TABLE, (b"1", None), None, new))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert made.rows == count
+    # Its values, its key, the one before it, and Python's objects for them.
+    assert held < count * (len(wide) + 1_000)

@@ -7,14 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
+from headrace.contract.json_bytes import compact_json
 
 _NAMED = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 def dumps(value: object) -> bytes:
     """JSON of a value in which `plain_row` has replaced what JSON has no form for."""
-    return orjson.dumps(value, default=_other)
+    return compact_json(value, _other)
 
 
 def plain_row(row: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
