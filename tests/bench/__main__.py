@@ -20,6 +20,7 @@ from tests.bench import (
     sinks,
     snapshot,
     snapshot_memory,
+    sql,
     startup,
     suites,
     workloads,
@@ -61,6 +62,7 @@ async def _part(
         "backup": lambda: backup.measure(rows),
         "copies": lambda: copies.measure(servers, rows, environment),
         "sinks": lambda: sinks.measure(rows),
+        "sql": lambda: sql.measure(servers, arguments.scale, rows),
         "suites": lambda: suites.measure(servers, rows, environment),
     }
     return await measures[part]()
@@ -74,10 +76,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=int, help="rows of the backlog and of the snapshot, a multiple of 1,000"
     )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="TPC-H's scale for the part sql; 1 is 8.7 million rows",
+    )
     parser.add_argument("--seconds", type=float, help="how long latency is measured")
     parser.add_argument(
         "--parts",
-        help=f"of {', '.join(PARTS)}; backup, copies, lake and snapshot-memory too, which take longer",
+        help=f"of {', '.join(PARTS)}; backup, copies, lake, snapshot-memory and sql too, which take longer",
     )
     every = ",".join(workload.name for workload in workloads.WORKLOADS)
     parser.add_argument("--workloads", default=every, help="workloads to drain")

@@ -160,18 +160,24 @@ class LocalLake:
         self.cut()
 
     def _change(self, operation: str, numbers: Sequence[int], note: str) -> None:
-        self._lsn += 100
         rows = [
             {"id": number, self.columns[1].name: note or f"note {number}"}
             | ({"extra": number * 2} if len(self.columns) > 2 else {})
             for number in numbers
         ]
         after = [None if operation == "delete" else json.dumps(row) for row in rows]
-        self._file += 1
         table = TableInfo(
             NUMBERS.namespace, NUMBERS.name, 1000, self._version, ("id",), self.columns
         )
-        changes = archived(table, self._lsn, operation, numbers, after)
+        self.take(table, operation, numbers, after)
+
+    def take(
+        self, table: TableInfo, operation: str, keys: Sequence[int], after: Sequence[str | None]
+    ) -> None:
+        """A transaction that changes rows of any table; its key is `id`."""
+        self._lsn += 100
+        self._file += 1
+        changes = archived(table, self._lsn, operation, keys, after)
         self.writer.take(segment(self._file, self._lsn, table), changes)
 
     def cut(self) -> Cut:

@@ -68,6 +68,12 @@ class SqlServer:
             )
         self.until("the server is ready", lambda: "event=ready" in self.log())
 
+    @property
+    def pid(self) -> int:
+        """The process's number, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def start_again(self) -> None:
         """Start it after it was killed."""
         (self.folder / "log").rename(self.folder / f"log.{time.monotonic_ns()}")

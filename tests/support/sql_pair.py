@@ -25,7 +25,7 @@ import pyarrow as pa
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.sql import duckdb_session
 from headrace.sql.builtins import QUERY, Builtins
-from headrace.sql.duckdb_errors import postgres_error
+from headrace.sql.duckdb_errors import OVERFLOWS, postgres_error
 from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.query_tree import Node, parse_tree
 from headrace.sql.relations import LakeRelation, RelationColumn
@@ -117,12 +117,22 @@ class SqlPair:
         return query
 
     def translation(
-        self, sql: str, numerics: Mapping[int, tuple[int, int]] | None = None
+        self,
+        sql: str,
+        numerics: Mapping[int, tuple[int, int]] | None = None,
+        *,
+        narrow: bool = False,
     ) -> Translation:
         """The statement for DuckDB."""
         query = self.tree(sql)
         return translate(
-            query, self.relations, self.builtins, utc=True, iso_dates=True, numerics=numerics
+            query,
+            self.relations,
+            self.builtins,
+            utc=True,
+            iso_dates=True,
+            numerics=numerics,
+            narrow=narrow,
         )
 
     def planning_error(self, sql: str) -> str:
@@ -149,14 +159,21 @@ class SqlPair:
         return Outcome(tuple(rows))
 
     def answered(self, sql: str, values: Sequence[Any] = ()) -> Outcome:
-        """DuckDB's answer, or the refusal."""
+        """DuckDB's answer, or the refusal: in 64 bits if they are enough, as the SQL server does."""
+        found = self._answered(sql, values, narrow=True)
+        return (
+            found if found is not None else self._answered(sql, values, narrow=False) or Outcome()
+        )
+
+    def _answered(self, sql: str, values: Sequence[Any], *, narrow: bool) -> Outcome | None:
+        """None if a number doesn't fit into 64 bits."""
         numerics = {
             number: _digits(value)
             for number, value in enumerate(values, 1)
             if isinstance(value, Decimal)
         }
         try:
-            translation = self.translation(sql, numerics)
+            translation = self.translation(sql, numerics, narrow=narrow)
         except NotProvenEqualError as refusal:
             return Outcome(refused=refusal.feature)
         except StatementError as error:
@@ -165,6 +182,8 @@ class SqlPair:
         try:
             table = self.duck.execute(translation.sql, [*values, *session]).to_arrow_table()
         except duckdb.Error as error:
+            if translation.narrow and isinstance(error, OVERFLOWS):
+                return None
             known = postgres_error(str(error))
             if known.sqlstate == "0A000":
                 return Outcome(refused=known.message)

@@ -35,6 +35,8 @@ class Call:
     collation: int
     builtins: Builtins
     session: SessionSettings
+    # Whether the result may be a DECIMAL of 64 bits, which fails if a value doesn't fit.
+    narrow: bool = False
 
     def sql(self, number: int) -> str:
         return self.args[number].sql

@@ -11,9 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import pyarrow as pa
+
 from headrace.sql import wire
 from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.statements import Token, tokens
+from headrace.sql.value_forms.arrow import Array, filled, joined, pc
 
 BINARY_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 BINARY_TRAILER: Final = struct.pack("!h", -1)
@@ -143,6 +146,56 @@ def _escaped(value: bytes, escapes: dict[int, bytes]) -> bytes:
     return b"".join(escapes.get(byte, bytes((byte,))) for byte in value)
 
 
+def copy_lines(form: CopyForm, cells: Sequence[Array], rows: int) -> Array:
+    """As `CopyForm.line`, of whole columns: a line for each row, from the bytes of its values."""
+    null = form.null or b""
+    alone = len(cells) == 1
+    written = _csv_column if form.form == "csv" else _text_column
+    fields = [filled(written(form, cell, alone=alone), null) for cell in cells]
+    if not fields:
+        return pa.array([b"\n"] * rows, pa.binary())
+    lines = pc.binary_join_element_wise(*fields, pa.scalar(form.delimiter, pa.binary()))
+    return joined([lines, pa.scalar(b"\n", pa.binary())])
+
+
+def _text_column(form: CopyForm, cell: Array, *, alone: bool) -> Array:  # noqa: ARG001  # as of CSV
+    escapes = {form.delimiter[0]: b"\\" + form.delimiter, **_ESCAPES}
+    # The backslash comes first: what replaces the others begins with one.
+    order = sorted(escapes, key=lambda byte: byte != ord("\\"))
+    return _replaced(cell, [(bytes((byte,)), escapes[byte]) for byte in order])
+
+
+def _csv_column(form: CopyForm, cell: Array, *, alone: bool) -> Array:
+    marks: Array = pc.equal(cell, pa.scalar(form.null or b"", pa.binary()))
+    for each in (form.delimiter, form.quote, b"\n", b"\r"):
+        if _contains(cell, each):
+            marks = pc.or_(marks, pc.match_substring(cell, each))
+    if alone:
+        marks = pc.or_(marks, pc.equal(cell, pa.scalar(b"\\.", pa.binary())))
+    if not pc.any(marks).as_py():
+        return cell
+    pairs = [(form.quote, form.escape + form.quote)]
+    if form.escape != form.quote:
+        pairs.insert(0, (form.escape, form.escape * 2))
+    quote = pa.scalar(form.quote, pa.binary())
+    return pc.if_else(marks, joined([quote, _replaced(cell, pairs), quote]), cell)
+
+
+def _replaced(cell: Array, pairs: Sequence[tuple[bytes, bytes]]) -> Array:
+    for found, other in pairs:
+        if _contains(cell, found):
+            cell = pc.replace_substring(cell, pattern=found, replacement=other)
+    return cell
+
+
+def _contains(cell: Array, part: bytes) -> bool:
+    """Whether some value may contain it: a look at the bytes of all values is much faster than one
+    at each value.
+    """
+    data = cell.buffers()[2]
+    return data is not None and part in memoryview(data).tobytes()
+
+
 def data_row_bodies(messages: bytes) -> Iterator[bytes]:
     """The bodies of DataRow messages that follow each other."""
     at = 0
@@ -155,14 +208,22 @@ def data_row_bodies(messages: bytes) -> Iterator[bytes]:
         at += length
 
 
-def copy_data(form: CopyForm, messages: bytes, head: bytes = b"") -> bytes:
-    """DataRow messages as CopyData messages, the first of which begins with `head`."""
+def copy_data(form: CopyForm, messages: bytes) -> bytes:
+    """DataRow messages as CopyData messages."""
     rows = []
     for body in data_row_bodies(messages):
         if form.form == "binary":
             row = body
         else:
             row = form.line(wire.values_of(body))
-        rows.append(wire.frame(b"d", head + row))
-        head = b""
+        rows.append(wire.frame(b"d", row))
     return b"".join(rows)
+
+
+def begun_with(head: bytes, messages: bytes) -> bytes:
+    """CopyData messages, the first of which begins with `head`."""
+    if not head:
+        return messages
+    _, length = wire.header(messages[: wire.HEADER_BYTES], len(messages))
+    end = wire.HEADER_BYTES + length
+    return wire.frame(b"d", head + messages[wire.HEADER_BYTES : end]) + messages[end:]

@@ -11,6 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+import duckdb
+
+OVERFLOWS: Final = (duckdb.OutOfRangeException, duckdb.ConversionException)
+"""DuckDB's errors of numbers that don't fit into their type."""
 _OURS: Final = re.compile(r"HR([0-9A-Z]{5}): (.*)")
 _TYPES: Final = {"INT16": "smallint", "INT32": "integer", "INT64": "bigint"}
 _INTEGER_OVERFLOW: Final = re.compile(r"Overflow in \w+ of (INT16|INT32|INT64) ")

@@ -120,9 +120,18 @@ class Expressions:
             kind = "volatile function" if oid in self.builtins.volatile else "function"
             raise NotProvenEqualError(f"{kind} {signature}")
         collation = node.integer("inputcollid")
-        session = self.scope.statement.session
-        call = Call(signature, tuple(args), result_oid, collation, self.builtins, session)
-        return handler(call)
+        scope = self.scope.statement
+        return handler(
+            Call(
+                signature,
+                tuple(args),
+                result_oid,
+                collation,
+                self.builtins,
+                scope.session,
+                scope.narrow,
+            )
+        )
 
 
 def _variable(self: Expressions, node: Node, place: Place) -> Expression:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Final
 
@@ -29,6 +31,21 @@ def aggregates_rows(query: Node) -> bool:
         or query.get("groupingSets")
         or query.get("havingQual")
     )
+
+
+@contextmanager
+def narrowed(scope: QueryScope) -> Iterator[None]:
+    """Expressions that are computed for all rows before the statement gives its first one: if a
+    number doesn't fit into 64 bits, nothing was sent yet, and the statement can run again.
+    """
+    statement = scope.statement
+    before = statement.narrow
+    first = statement.may_narrow and scope.parent is None and aggregates_rows(scope.query)
+    statement.narrow = before or first
+    try:
+        yield
+    finally:
+        statement.narrow = before
 
 
 def group_nodes(scope: QueryScope) -> list[Node]:
@@ -106,7 +123,10 @@ def aggregate(self: Expressions, node: Node, place: Place) -> Expression:
     if node.word("aggkind") != _ORDINARY or node.flag("aggvariadic"):
         raise NotProvenEqualError(f"aggregate {signature}")
     targets = node.nodes("args")
-    args = [self.translate(target.node("expr")) for target in targets if not target.flag("resjunk")]
+    with narrowed(self.scope):
+        args = [
+            self.translate(target.node("expr")) for target in targets if not target.flag("resjunk")
+        ]
     suffix = _filter(self, node, ROWS)
     distinct = bool(node.get("aggdistinct"))
     order = _order(self, node, targets)

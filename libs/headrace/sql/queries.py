@@ -16,6 +16,7 @@ from headrace.sql.grouping import (
     aggregates_rows,
     group_by,
     group_nodes,
+    narrowed,
     sort_term,
     window,
 )
@@ -133,7 +134,8 @@ class QueryTranslator:
     def _select(self, scope: QueryScope, *, whole: bool) -> Select:
         query = scope.query
         expressions = Expressions(scope, self)
-        source, conditions = Sources(expressions).clause()
+        with narrowed(scope):
+            source, conditions = Sources(expressions).clause()
         grouped = aggregates_rows(query)
         if grouped:
             scope.groups = group_nodes(scope)

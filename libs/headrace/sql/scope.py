@@ -47,6 +47,10 @@ class StatementScope:
     session_values: list[SessionValue] = field(default_factory=list)
     # Whether DuckDB may believe that a sum has fewer rows than it has, and let it overflow.
     wide_sums: bool = False
+    # Whether products and sums of numerics may be computed in 64 bits in the statement, and whether
+    # they are where the translation stands: DuckDB fails if a value doesn't fit.
+    may_narrow: bool = False
+    narrow: bool = False
     _aliases: int = 0
 
     def alias(self) -> str:

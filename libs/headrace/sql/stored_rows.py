@@ -20,7 +20,7 @@ from headrace.lake.column_types import ARROW_EXACT, arrow_type
 from headrace.lake.columns import whole
 from headrace.lake.tables import LakeColumn, LakeTable
 from headrace.sql import moments
-from headrace.sql.storage_types import TypeStorage, storage
+from headrace.sql.storage_types import BPCHAR_OID, TypeStorage, storage
 
 # pyarrow's stubs lack calls that are used here.
 pc: Any = pyarrow.compute
@@ -35,6 +35,8 @@ the copy can't hold, by the column's name in the copy. Columns of tables have ot
 UNKNOWN = "?"
 """In place of a column's name: some column, nobody knows which one."""
 
+# A type modifier of characters is their number, and this.
+_HEADER_BYTES = 4
 # Of an interval's text, which has the form of ISO 8601.
 _INTERVAL = (
     "to_months(CAST(12 * {years} + {months} AS INTEGER)) + to_days(CAST({days} AS INTEGER)) + "
@@ -155,6 +157,9 @@ class FileRows:
         if name is None:
             return pa.nulls(count, column.arrow)
         values = whole(rows.column(name))
+        length = _characters(column.column)
+        if length is not None:
+            values = _padded(values, length)
         if column.storage.duckdb.startswith("INTERVAL"):
             values = _without_infinity(values, texts, column)
         known = texts.get(column.name)
@@ -168,6 +173,24 @@ class FileRows:
                 # The copy has the value now, so its text is not needed next to the row.
                 del known[row]
         return _replaced(values, held, column.arrow)
+
+
+def _characters(column: LakeColumn) -> int | None:
+    """The length of all values of character(n); None of other types."""
+    info = column.info
+    if info.type_oid != BPCHAR_OID or info.type_modifier < 0:
+        return None
+    return info.type_modifier - _HEADER_BYTES
+
+
+def _padded(values: Array, length: int) -> Array:
+    """With as many blanks as PostgreSQL has, by any writer's files: comparisons and groups rely on
+    it.
+    """
+    found = pc.min_max(pc.utf8_length(values))
+    if {found["min"].as_py(), found["max"].as_py()} <= {length, None}:
+        return values
+    return pc.utf8_rpad(pc.utf8_rtrim(values, characters=" "), width=length, padding=" ")
 
 
 def held_value(text: str, stored: TypeStorage) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from headrace.sql.builtins import Builtins
 from headrace.sql.calls import SessionSettings
 from headrace.sql.errors import NotProvenEqualError
+from headrace.sql.grouping import aggregates_rows
 from headrace.sql.queries import QueryTranslator
 from headrace.sql.query_tree import Node, Value
 from headrace.sql.relations import LakeRelation
@@ -45,6 +46,8 @@ class Translation:
     columns: tuple[TranslatedColumn, ...]
     relids: frozenset[int]
     session_values: tuple[SessionValue, ...] = ()
+    # Whether DuckDB may fail because a number doesn't fit into 64 bits.
+    narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ def translate(
     utc: bool = False,
     iso_dates: bool = False,
     numerics: Mapping[int, tuple[int, int]] | None = None,
+    narrow: bool = False,
 ) -> Translation:
     """The query for DuckDB.
 
@@ -75,23 +79,31 @@ def translate(
     without them, and is translated again with `numerics`, the digits of each (`numeric_digits`;
     nulls may be left out), to be executed.
 
+    With `narrow`, numerics may be computed in 64 bits: an error of DuckDB then says nothing about
+    the statement, which has to be translated again without it. Such an error comes before the first
+    row.
+
     Raises NotProvenEqualError if the query isn't proven to give PostgreSQL's answer.
     """
     session = SessionSettings(utc=utc, iso_dates=iso_dates)
     wide = _aggregates_within(query)
-    statement = StatementScope(builtins, relations, session, numerics=numerics, wide_sums=wide)
-    select = _translated(statement, query)
-    if statement.session_values:
-        # Now the number of the client's parameters is known.
-        count = len(statement.parameters)
-        statement = StatementScope(
+
+    def scope(client_parameters: int) -> StatementScope:
+        return StatementScope(
             builtins,
             relations,
             session,
             numerics=numerics,
-            client_parameters=count,
+            client_parameters=client_parameters,
             wide_sums=wide,
+            may_narrow=narrow,
         )
+
+    statement = scope(0)
+    select = _translated(statement, query)
+    if statement.session_values:
+        # Now the number of the client's parameters is known.
+        statement = scope(len(statement.parameters))
         select = _translated(statement, query)
     if len(select.sql) > SQL_CHARACTERS_MAX:
         raise NotProvenEqualError("a statement of this size")
@@ -104,6 +116,7 @@ def translate(
         columns=tuple(TranslatedColumn(form.type_oid, form.modifier) for form in select.forms),
         relids=frozenset(statement.relids),
         session_values=tuple(statement.session_values),
+        narrow=narrow and aggregates_rows(query),
     )
 
 

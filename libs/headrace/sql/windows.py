@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -130,7 +130,11 @@ def _shifted(function: str) -> WindowFunction:
         scale = None
         if argument.scale is not None:
             scale = moved(argument.scale, default.scale_sql)
-        return Expression(moved(argument.sql, default.sql), argument.form, scale)
+        form = argument.form
+        if not default.is_null:
+            # The default may be a character of another length.
+            form = replace(form, modifier=-1)
+        return Expression(moved(argument.sql, default.sql), form, scale)
 
     return handle
 

@@ -19,7 +19,8 @@ import duckdb
 from headrace.contract.type_oids import NUMERIC
 from headrace.errors import HeadraceError
 from headrace.sql import wire
-from headrace.sql.duckdb_errors import postgres_error
+from headrace.sql.copy_text import CopyForm, copy_data
+from headrace.sql.duckdb_errors import OVERFLOWS, postgres_error
 from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.parameters import parameter_values
 from headrace.sql.result_rows import RowMessages
@@ -31,7 +32,7 @@ from headrace.sql.translation import (
 )
 from headrace.sql.wire import BINARY
 from headrace.sql_server.exact_run import ExactRunner
-from headrace.sql_server.lake_run import CancelledError, Pinned
+from headrace.sql_server.lake_run import CancelledError, Pinned, Result
 from headrace.sql_server.link import ClosedError
 from headrace.sql_server.plans import LakeQuery, OpenRows, Ready, TranslationKey, shape
 from headrace.sql_server.problems import (
@@ -206,7 +207,7 @@ class LakeReader:
         encoding = self._state.backend.encoding
         if encoding not in _ENCODINGS:
             raise unsupported(f"client_encoding {encoding.decode()}")
-        key = _translation_key(facts.settings, types, values)
+        key = _translation_key(facts.settings, types, values, narrow=query.narrow)
         return Ready(facts.settings, self._translation(query, pinned, key))
 
     async def values(
@@ -258,12 +259,30 @@ class LakeReader:
             await self._exact.plan(query, types, values)
             # Planned once is enough, unless parameters change what its constants are.
             query.folds = bool(types)
-        translation = rows.ready.translation
-        parameters = await self._parameters(translation, types, values)
-        async with self._until_ended():
-            rows.result = await self._state.runner.execute(
-                translation.sql, parameters, query.relids
-            )
+        rows.ready, rows.result = await self._executed(query, types, values, rows.ready)
+
+    async def _executed(
+        self,
+        query: LakeQuery,
+        types: Sequence[int],
+        values: Sequence[bytes | None],
+        ready: Ready,
+        verb: str = "",
+    ) -> tuple[Ready, Result]:
+        """A query that DuckDB has started; with 128 bits if a number doesn't fit into 64."""
+        while True:
+            translation = ready.translation
+            parameters = await self._parameters(translation, types, values)
+            try:
+                async with self._until_ended():
+                    return ready, await self._state.runner.execute(
+                        verb + translation.sql, parameters, query.relids, spare=translation.narrow
+                    )
+            except OVERFLOWS:
+                if not translation.narrow:
+                    raise
+            query.narrow = False
+            ready = await self._ready(query, types, values)
 
     async def _start_exact(
         self, rows: OpenRows, forms: Sequence[int], reason: StatementRefusedError
@@ -315,10 +334,7 @@ class LakeReader:
         self, query: LakeQuery, types: Sequence[int], values: Sequence[bytes | None], verb: str
     ) -> list[str]:
         ready = await self._ready(query, types, values)
-        parameters = await self._parameters(ready.translation, types, values)
-        result = await self._state.runner.execute(
-            f"{verb} {ready.translation.sql}", parameters, query.relids
-        )
+        _, result = await self._executed(query, types, values, ready, f"{verb} ")
         lines: list[str] = []
         while (batch := await result.batch()) is not None:
             for text in batch.column(1).to_pylist():
@@ -326,13 +342,19 @@ class LakeReader:
         return lines
 
     async def batches(
-        self, rows: OpenRows, forms: Sequence[int], rows_max: int
+        self,
+        rows: OpenRows,
+        forms: Sequence[int],
+        rows_max: int,
+        copy: CopyForm | None = None,
     ) -> AsyncIterator[tuple[int, bytes]]:
-        """The next rows as DataRow messages, so many at most (0: all), and how many they are."""
+        """The next rows as DataRow messages, or as CopyData of a form: so many at most (0: all),
+        and how many they are.
+        """
         if rows.exact is None:
             try:
                 with as_problems():
-                    async for each in self._converted(rows, forms, rows_max):
+                    async for each in self._converted(rows, forms, rows_max, copy):
                         yield each
                     return
             except StatementRefusedError as error:
@@ -343,7 +365,7 @@ class LakeReader:
         assert rows.exact is not None, "it was just started"
         async for count, data in rows.exact.parts(forms, rows_max):
             self._count(rows, count)
-            yield count, data
+            yield count, data if copy is None else copy_data(copy, data)
 
     def _count(self, rows: OpenRows, count: int) -> None:
         """Keep to the limit of rows."""
@@ -358,12 +380,13 @@ class LakeReader:
             )
 
     async def _converted(
-        self, rows: OpenRows, forms: Sequence[int], rows_max: int
+        self, rows: OpenRows, forms: Sequence[int], rows_max: int, copy: CopyForm | None
     ) -> AsyncIterator[tuple[int, bytes]]:
         """DuckDB's rows."""
         assert rows.ready is not None, "DuckDB runs it"
         assert rows.result is not None, "DuckDB runs it"
-        messages = RowMessages(rows.ready.translation.columns, forms, rows.ready.settings)
+        ready = rows.ready
+        messages = RowMessages(ready.translation.columns, forms, ready.settings, copy)
         taken = 0
         while not rows_max or taken < rows_max:
             async with self._until_ended():
@@ -388,6 +411,7 @@ class LakeReader:
             utc=key.utc,
             iso_dates=key.iso_dates,
             numerics=dict(key.numerics),
+            narrow=key.narrow,
         )
         # It may leave tables out that the result doesn't depend on.
         # Rights were checked for the statement's tables only.
@@ -426,7 +450,11 @@ def as_problems() -> Iterator[None]:
 
 
 def _translation_key(
-    settings: Mapping[str, str], types: Sequence[int], values: Sequence[bytes | None]
+    settings: Mapping[str, str],
+    types: Sequence[int],
+    values: Sequence[bytes | None],
+    *,
+    narrow: bool,
 ) -> TranslationKey:
     numerics = tuple(
         (number, numeric_digits(value))
@@ -434,7 +462,7 @@ def _translation_key(
         if type_oid == NUMERIC and value is not None
     )
     return TranslationKey(
-        settings["TimeZone"] in _UTC, settings["DateStyle"].startswith("ISO"), numerics
+        settings["TimeZone"] in _UTC, settings["DateStyle"].startswith("ISO"), narrow, numerics
     )
 
 

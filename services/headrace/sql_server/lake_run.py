@@ -174,20 +174,25 @@ class Runner:
             self._reading = None
         return await self.read(lambda: work(pinned))
 
-    async def execute(self, sql: str, values: Sequence[object], relids: Collection[int]) -> Result:
-        """Start a query on the pinned cut."""
+    async def execute(
+        self, sql: str, values: Sequence[object], relids: Collection[int], *, spare: bool = False
+    ) -> Result:
+        """Start a query on the pinned cut; with `spare`, another one can follow after its error."""
         pinned = self._pinned
         assert pinned is not None, "pinned before"
         if self._reading is not None:
             # DuckDB's connection has one result at a time.
             await self._reading.set_aside()
 
-        def start() -> pa.RecordBatchReader:
+        def start() -> tuple[pa.RecordBatchReader | None, list[pa.RecordBatch]]:
+            if spare:
+                pinned.spare()
             pinned.prepare(relids)
             with pinned.using() as cursor:
-                return cursor.execute(sql, list(values)).fetch_record_batch(BATCH_ROWS)
+                return _begun(cursor.execute(sql, list(values)).fetch_record_batch(BATCH_ROWS))
 
-        self._reading = Result(self, pinned, await self.read(start))
+        reader, first = await self.read(start)
+        self._reading = Result(self, pinned, reader, first)
         return self._reading
 
     async def read(self, work: Callable[[], T]) -> T:
@@ -246,6 +251,22 @@ class Runner:
         return await asyncio.shield(future)
 
 
+def _begun(
+    reader: pa.RecordBatchReader,
+) -> tuple[pa.RecordBatchReader | None, list[pa.RecordBatch]]:
+    """The first rows, and the reader of the others: the whole result if it is small, because
+    another thread for each look at it would cost more than the rows.
+    """
+    found = []
+    # DuckDB fills batches: one that is smaller is the last, or nearly.
+    for batch in reader:
+        if batch.num_rows:
+            found.append(batch)
+        if batch.num_rows >= BATCH_ROWS or len(found) > 1:
+            return reader, found
+    return None, found
+
+
 async def _done(future: asyncio.Future[Any]) -> None:
     await asyncio.wait({future})
 
@@ -253,11 +274,18 @@ async def _done(future: asyncio.Future[Any]) -> None:
 class Result:
     """The rows of a query that were not read yet."""
 
-    def __init__(self, runner: Runner, pinned: Pinned, reader: pa.RecordBatchReader) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        pinned: Pinned,
+        reader: pa.RecordBatchReader | None,
+        first: list[pa.RecordBatch],
+    ) -> None:
+        """`first` has rows that were read already; without a reader these are all."""
         self._runner = runner
         self._pinned = pinned
-        self._reader: pa.RecordBatchReader | None = reader
-        self._waiting: list[pa.RecordBatch] = []
+        self._reader = reader
+        self._waiting = first
 
     async def batch(self, rows_max: int = 0) -> pa.RecordBatch | None:
         """The next rows, so many at most (0: any number); None after the last."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from headrace.lsn import format_lsn
 from headrace.sql import wire
-from headrace.sql.copy_text import BINARY_HEADER, BINARY_TRAILER, CopyForm, copy_data
+from headrace.sql.copy_text import BINARY_HEADER, BINARY_TRAILER, CopyForm, begun_with
 from headrace.sql.statements import Declare, Run
 from headrace.sql.wire import BINARY, TEXT, WireColumn, WireMessage
 from headrace.sql_server.held_rows import hold
@@ -227,9 +227,10 @@ class CopyPlan:
                 client.write(message.encode())
             # PostgreSQL sends the header with the first row, and clients rely on it.
             head = BINARY_HEADER if binary else b""
-            async for count, data in plan.reader.batches(rows, forms, 0):
-                await client.send(copy_data(self.form, data, head))
-                head = b""
+            async for count, data in plan.reader.batches(rows, forms, 0, self.form):
+                if data:
+                    await client.send(begun_with(head, data))
+                    head = b""
                 sent += count
         if binary:
             client.write(wire.frame(b"d", head + BINARY_TRAILER))

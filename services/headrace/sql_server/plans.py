@@ -105,12 +105,13 @@ class Portal:
 
 @dataclass(frozen=True, slots=True)
 class TranslationKey:
-    """The inputs of a translation besides the tree and the tables: the session's settings, and
-    the digits of each numeric parameter that is not null.
+    """The inputs of a translation besides the tree and the tables: the session's settings, whether
+    64 bits were enough so far, and the digits of each numeric parameter that is not null.
     """
 
     utc: bool
     iso_dates: bool
+    narrow: bool
     numerics: tuple[tuple[int, tuple[int, int]], ...]
 
 
@@ -125,6 +126,8 @@ class LakeQuery:
     text: bytes
     # Whether PostgreSQL's planner could raise an error that the rows don't decide.
     folds: bool
+    # Whether all its numbers have fitted into 64 bits so far.
+    narrow: bool = True
     _kept: tuple[Mapping[int, LakeRelation], TranslationKey, Translation] | None = None
 
     def translation(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.sql.duckdb_errors import OVERFLOWS
 from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.translation import RequiredPrivilege, lake_relids, required_privileges, translate
 from headrace.testing.servers import SessionServers
@@ -34,6 +35,19 @@ PARAMETERS: list[tuple[str, tuple[str | None, ...], tuple[Any, ...]]] = [
         (date(2001, 1, 1),),
     ),
 ]
+# More digits than 64 bits have, of single values and of sums, also below subqueries.
+WIDE = [
+    "SELECT sum(m * m), min(m * n), count(*) FROM wild",
+    "SELECT b, sum(n * m - m * m), avg(m * (1 - m)) FROM wild GROUP BY b ORDER BY b",
+    "SELECT max(x), sum(x) FROM (SELECT m * m AS x, id FROM wild) s WHERE x > 1",
+    "SELECT count(*) FROM wild WHERE m * m * n > 0",
+    "SELECT sum(CASE WHEN b THEN m * m ELSE n * n END) FROM wild",
+]
+CHARACTERS = [
+    "'ab'", "'ab  '", "'ab        '", "'abcde'", "' '", "''", "'a'::bpchar", "'ab'::char(4)", "'ab'::char(2)",
+    "'abcdef'::char(9)", "'é'", "NULL", "c.ch", "c.vc::char(3)", "c.tx::bpchar", "(SELECT 'a'::bpchar)",
+    "lag(w.ch, 1, 'a'::bpchar) OVER (ORDER BY w.id, c.id)",
+]  # fmt: skip
 # Together more digits than a DECIMAL of DuckDB has.
 _WHOLE = "SELECT c.n::numeric(38,0) FROM calm c"
 DIGITS = [
@@ -75,6 +89,41 @@ def test_parameters_have_the_same_effect(
 
 @pytest.mark.parametrize("sql", DIGITS)
 def test_numerics_of_many_digits_are_not_rounded_to_be_compared(pair: SqlPair, sql: str) -> None:
+    expected, found = pair.expected(sql), pair.answered(sql)
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+@pytest.mark.parametrize("sql", WIDE)
+def test_numbers_that_need_more_than_64_bits_are_computed_with_more(
+    pair: SqlPair, sql: str
+) -> None:
+    narrow = pair.translation(sql, narrow=True)
+    assert narrow.narrow
+    with pytest.raises(OVERFLOWS):
+        pair.duck.execute(narrow.sql).fetchall()
+    expected, found = pair.expected(sql), pair.answered(sql)
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+def test_a_statement_that_sends_rows_while_it_computes_has_only_wide_numbers(
+    pair: SqlPair,
+) -> None:
+    for sql in (
+        "SELECT m * m FROM wild",
+        "SELECT sum(m * m) FROM calm UNION ALL SELECT m FROM wild",
+    ):
+        assert not pair.translation(sql, narrow=True).narrow
+        assert pair.translation(sql, narrow=True) == pair.translation(sql)
+
+
+@pytest.mark.parametrize("other", CHARACTERS)
+@pytest.mark.parametrize("operator", ["=", "<>", "<", ">="])
+def test_characters_of_any_length_compare_as_in_postgresql(
+    pair: SqlPair, operator: str, other: str
+) -> None:
+    sql = f"SELECT w.id, c.id, w.ch {operator} {other}, {other} {operator} w.ch FROM wild w, calm c ORDER BY 1, 2"
     expected, found = pair.expected(sql), pair.answered(sql)
     assert not found.refused, found.refused
     assert same(expected, found, ordered=True), difference(sql, expected, found)

@@ -145,3 +145,23 @@ def test_a_text_of_an_unknown_column_keeps_all_from_being_read(
     copy = ReadableCopy(tmp_path)
     copy.copy.advance()
     assert held(copy) == {"id": False, "day": False, "amount": False}
+
+
+def test_characters_have_as_many_blanks_as_postgresql_gives_them(
+    lake: FactsLake, tmp_path: Path
+) -> None:
+    codes = ["a   ", "ä", None, "", "     abc"]
+    length = 4 + len(codes[4] or "")
+    info = ColumnInfo("code", 1042, length, "character", False, number=2)
+    table = new_table(TableName("public", "codes"), 2, (ID, info), ("id",), 100)
+    folder, schema = lake.writer.prepare_copy(table)
+    rows = pa.table(
+        {"id": pa.array(range(5), pa.int32()), "code": codes, ITEM_EXACT: pa.nulls(5, EXACT)}
+    )
+    lake.writer.adopt(table, folder, written(lake.files, folder, schema, rows))
+    lake.cut()
+    copy = ReadableCopy(tmp_path)
+    copy.copy.advance()
+    with copy.copy.pin() as pin:
+        found = [code for _, code in copy.rows(pin, table.name)]
+    assert found == [None if code is None else code.ljust(length - 4) for code in codes]

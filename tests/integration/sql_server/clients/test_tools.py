@@ -44,6 +44,9 @@ PSQL_SCRIPTS = [
     "\\set FETCH_COUNT 7\nSELECT id, total FROM orders WHERE id < 30 ORDER BY id;",
     "\\set ON_ERROR_ROLLBACK on\nBEGIN; SELECT count(*) FROM items; SELECT nope; SELECT max(price) FROM items; COMMIT;",
     "BEGIN; SELECT 1/0 FROM orders; SELECT 1; ROLLBACK;\nSELECT id FROM orders WHERE note = 3;\n\\errverbose",
+    # More digits than 64 bits have: the statement runs again with 128, also in a block.
+    "SELECT sum(amount * amount * amount), count(*) FROM sales.targets;\nEXPLAIN ANALYZE SELECT sum(amount * amount * amount) FROM sales.targets \\g /dev/null",
+    "BEGIN; SELECT sum(amount * amount * amount) FROM sales.targets; SAVEPOINT s; SELECT max(amount * amount * amount * amount) FROM sales.targets; SELECT sum(1 / (year - 2020)) FROM sales.targets; ROLLBACK TO s; SELECT sum(amount * amount * amount) FROM sales.targets; COMMIT;",
     "\\pset format html\nTABLE open_orders ORDER BY id LIMIT 3;",
     "\\pset null '∅'\n\\pset format csv\nSELECT * FROM sales.by_customer ORDER BY 1;",
 ]  # fmt: skip
