@@ -20,6 +20,7 @@ from headrace.testing.plugin import OwnPostgres
 from headrace.testing.responder import Consumer, Responder, connected_consumer, running_responder
 from headrace.testing.servers import SessionServers
 from tests import skips
+from tests.support import failed
 from tests.support.order import long_files_first
 from tests.support.own_source import OwnSource
 from tests.support.spark_classes import use_archive
@@ -27,6 +28,7 @@ from tests.support.spark_classes import use_archive
 
 def pytest_configure(config: pytest.Config) -> None:
     skips.pytest_configure(config)
+    config.pluginmanager.register(failed)
     use_archive()
     # A script's background job (`./taskw test &`) ignores SIGINT, and so would every program that
     # a test interrupts.

@@ -24,6 +24,9 @@ from headrace.testing.responder import (
 
 pytestmark = pytest.mark.spark
 
+# Far from complete when its first chunk has arrived.
+OUTLIVED_ROWS = 200_000
+
 
 async def test_a_killed_jvm_still_ends_in_a_complete_snapshot_with_nothing_doubled(
     responder: Responder, consumer: Consumer
@@ -45,7 +48,7 @@ async def test_a_killed_jvm_still_ends_in_a_complete_snapshot_with_nothing_doubl
 async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_dies_with_it(
     responder: Responder, consumer: Consumer
 ) -> None:
-    await consumer.fill("outlived", 60000)
+    await consumer.fill("outlived", OUTLIVED_ROWS)
     active = responder.process
     assert active is not None
     # Beforehand: the snapshot must not be complete before its responder is killed.
@@ -55,6 +58,8 @@ async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_di
     await consumer.client.flush()
     answer = await consumer.ask("outlived")
     await chunks.next_msg(timeout=RESULT_TIMEOUT_S)
+    # Its children are looked up while it can't complete the snapshot.
+    active.send_signal(signal.SIGSTOP)
     family = child_pids(active.pid)
     began = time.monotonic()
     active.kill()
@@ -69,7 +74,7 @@ async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_di
     assert kind == "meta", body
     assert body["snapshot_id"] != answer["snapshot_id"]
     snapshot = await consumer.read(body)
-    assert sorted(row["id"] for row in snapshot.rows) == list(range(1, 60001))
+    assert sorted(row["id"] for row in snapshot.rows) == list(range(1, OUTLIVED_ROWS + 1))
     info = await consumer.client.jetstream().stream_info("SNAPSHOT_REQUESTS")
     assert info.state.messages == 0
     async with asyncio.timeout(20):
