@@ -308,13 +308,13 @@ class Follower:
         try:
             session = await connect(settings.postgres, _APPLICATION)
             try:
-                # later LSN.
-                lsn = parse_lsn(await session.fetchval("SELECT pg_current_wal_lsn()::text"))
                 chosen = settings.format
                 tables = postgres_catalog.delivered(
                     await postgres_catalog.published_tables(session, settings.source.publication),
                     Selection(chosen.include, chosen.exclude, chosen.exclude_columns),
                 )
+                # After the tables: one that has left them by now has no changes after this LSN.
+                lsn = parse_lsn(await session.fetchval("SELECT pg_current_wal_lsn()::text"))
             finally:
                 session.terminate()
         except BROKEN as error:
