@@ -18,6 +18,8 @@ import asyncpg
 import pytest
 from pytest_asyncio import fixture as async_fixture
 
+from headrace.backup.names import NamesBook
+from headrace.backup.store import BackupStore
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.plugin import OwnPostgres
@@ -89,14 +91,12 @@ class TimeMachine:
         assert done.code == code, f"{arguments}: {done.code}\n{done.out}\n{done.err}"
         return done
 
-    def namings(self) -> int:
-        """How often the names of relations were stored."""
-        return sum(1 for _ in (self.store / "names").glob("*"))
-
-    async def names_stored(self, before: int) -> None:
-        """Wait until they were stored again: a table that lived for a moment has no known name."""
+    async def name_stored(self, table: str) -> None:
+        """Wait until the table's name is stored: one that lived for a moment has no known name."""
+        book = NamesBook(BackupStore(self.store.as_uri()))
         async with asyncio.timeout(60):
-            while self.namings() <= before:  # noqa: ASYNC110  # a folder gives no event
+            # A folder gives no event.
+            while table not in {each.relation.name for each in await asyncio.to_thread(book.read)}:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     async def begin(self, **environment: str) -> None:
