@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.archive import chain, layout, read_protocol
+from headrace.archive.bases import Bases
 from headrace.archive.errors import ArchiveError, WalFileCollectedError
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.reader import WalFile, WalReader
 from headrace.archive.registry import registered
 from headrace.archive.segment import ALL
+from headrace.archive.store import Store
 from headrace.lsn import format_lsn
 
 
@@ -33,6 +35,7 @@ class ArchiveTotals:
     """What was looked at."""
 
     files: int = 0
+    bases: int = 0
     rows: int = 0
     bytes: int = 0
     faults: int = 0
@@ -46,6 +49,21 @@ def verify(
         # A gap is the truth about what was lost, and no damage.
         totals.faults += finding.is_fault
         yield finding
+
+
+def verify_bases(store: Store, totals: ArchiveTotals) -> Iterator[str]:
+    """Every fault of the base snapshots."""
+    bases = Bases(store)
+    for listed in bases.all():
+        record = listed.record
+        totals.bases += 1
+        for part in record.parts:
+            try:
+                totals.rows += sum(1 for _ in bases.entries(record, part))
+            except ArchiveError as error:
+                totals.faults += 1
+                yield str(error.args[0])
+            totals.bytes += part.size
 
 
 def _findings(

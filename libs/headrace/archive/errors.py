@@ -79,6 +79,21 @@ class WalGapError(ArchiveError):
     )
 
 
+class BaseDamagedError(ArchiveError):
+    """A base snapshot is damaged."""
+
+    remedy = (
+        "Take another one (`headrace archive base now`), and remove this one (`headrace archive "
+        "base rm`)."
+    )
+
+
+class BaseMissingError(ArchiveError):
+    """A base snapshot, or a part of it, was removed."""
+
+    remedy = "Run the command again: it uses the bases that exist now."
+
+
 @contextmanager
 def naming(file_id: int) -> Iterator[None]:
     """Errors about a file's bytes name the file."""

@@ -4,6 +4,9 @@
     readers/{name}.json              registered readers and their next files
     _writers/once                    created once: a second writer of it must be refused
     _writers/clock                   written to read the store's clock
+    _bases/{id}/started              created before the snapshot of a base is taken
+    _bases/{id}/base.json            a base snapshot; without this record, its parts don't count
+    _bases/{id}/{attempt}-00001.parquet …  its rows, by attempt of a task and number
 
 A listing shows the first and last file, so nothing else has to be kept consistent.
 """
@@ -20,6 +23,8 @@ READERS = "readers"
 # no notice of them.
 ONCE = "_writers/once"
 CLOCK = "_writers/clock"
+BASES = "_bases"
+_RECORD = "base.json"
 
 
 def file_name(file_id: int) -> str:
@@ -47,3 +52,38 @@ def reader_name(reader: str) -> str:
             remedy="Use letters, digits, hyphens and underscores.",
         )
     return f"{READERS}/{reader}.json"
+
+
+def base_folder(base: str) -> str:
+    """The folder of a base snapshot."""
+    return f"{BASES}/{base}"
+
+
+def base_beginning(base: str) -> str:
+    """The object that shows that a base snapshot is being taken."""
+    return f"{base_folder(base)}/started"
+
+
+def base_record(base: str) -> str:
+    """The object that completes a base snapshot."""
+    return f"{base_folder(base)}/{_RECORD}"
+
+
+def base_part(base: str, attempt: str, number: int) -> str:
+    """A part of its rows; `attempt` is one attempt at a task of the copy."""
+    return f"{base_folder(base)}/{attempt}-{number:05d}{SUFFIX}"
+
+
+def base_of(location: str) -> str | None:
+    """The base snapshot that an object belongs to; None if it belongs to none."""
+    folder, _, rest = location.partition("/")
+    base, slash, _ = rest.partition("/")
+    if folder != BASES or not slash:
+        return None
+    return base
+
+
+def is_base_record(location: str) -> bool:
+    """Whether this object completes a base snapshot."""
+    base = base_of(location)
+    return base is not None and location == base_record(base)

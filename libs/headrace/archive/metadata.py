@@ -141,7 +141,7 @@ def decode(data: bytes) -> SegmentInfo:
                 f"it has format {body['format']}, this version reads formats up to {FORMAT}",
                 remedy="Read this archive with a newer Headrace.",
             )
-        tables = tuple(_table(table) for table in body.pop("tables"))
+        tables = tuple(decode_table(table) for table in body.pop("tables"))
         gap = body.pop("gap")
         versions = {
             name: (version, shape) for name, (version, shape) in body.pop("versions").items()
@@ -164,7 +164,8 @@ def decode(data: bytes) -> SegmentInfo:
         raise WalFileCorruptError(f"its metadata is malformed: {error}") from error
 
 
-def _table(body: dict[str, Any]) -> TableInfo:
+def decode_table(body: Mapping[str, Any]) -> TableInfo:
+    """A table's shape as JSON has it; a later version may know more about it."""
     columns = tuple(ColumnInfo.decode(column) for column in body["columns"])
     known = _known(TableInfo.__slots__, body)
     return TableInfo(**{**known, "key": tuple(body["key"]), "columns": columns})

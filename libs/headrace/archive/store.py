@@ -243,6 +243,10 @@ class Store:
         """Remove an object; it is no error if it doesn't exist."""
         with self._errors(Head(name)):
             obstore.delete(self._store, name)
+        if self._folder is not None and "/" in name:
+            # Only buckets have no empty folders.
+            with contextlib.suppress(OSError):
+                (self._folder / name).parent.rmdir()
 
     def _link_new(self, path: Path, data: bytes) -> None:
         """Synced before it gets its name: after a machine failure the file is complete or doesn't
@@ -250,6 +254,7 @@ class Store:
         """
         draft = path.with_name(f"{_DRAFT}{path.name}.{secrets.token_hex(6)}")
         try:
+            self._make_folders(path.parent)
             with draft.open("xb") as file:
                 file.write(data)
                 file.flush()
@@ -258,11 +263,7 @@ class Store:
             # A link fails if the name exists; a rename would replace the file.
             os.link(draft, path)
             # The name itself is part of the folder, and lost without this.
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            _sync(path.parent)
         except FileExistsError as error:
             raise FileTakenError(f"{path.name} was written by another process") from error
         except OSError as error:
@@ -271,6 +272,15 @@ class Store:
             raise kind(f"{path} can't be written: {error.strerror}") from error
         finally:
             draft.unlink(missing_ok=True)
+
+    def _make_folders(self, folder: Path) -> None:
+        """Create the folders of a name; theirs must survive a power failure, too."""
+        assert self._folder is not None, "the caller's"
+        if folder.is_dir() or folder == self._folder:
+            return
+        self._make_folders(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
 
     def _sweep(self, folder: Path) -> None:
         """Drafts of files whose writer was killed before it could rename them."""
@@ -304,6 +314,14 @@ class Store:
             else:
                 where = f"{self.url}/{getattr(request, 'name', '')}"
             raise ArchiveUnreachableError(f"{where}: {_first_line(error)}") from error
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _too_short(request: Get | ByteRange, item: ObjectMetadata, error: Exception) -> Fetched:

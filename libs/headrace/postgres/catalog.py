@@ -283,11 +283,12 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
         snapshot,
         known,
         publishes or "",
-        await _server(connection),
+        await server_identity(connection),
     )
 
 
-async def _server(connection: asyncpg.Connection) -> ServerIdentity:
+async def server_identity(connection: asyncpg.Connection) -> ServerIdentity:
+    """Which server this is; unknown where the role may not ask."""
     try:
         row = await connection.fetchrow(queries.SERVER)
     except asyncpg.InsufficientPrivilegeError:

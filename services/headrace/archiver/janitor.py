@@ -26,8 +26,8 @@ async def run(scope: Scope, store: Store, keep_s: int) -> None:
             # An archive that keeps too much is no reason to stop archiving.
             log.warning("garbage_not_collected", reason=str(error))
         else:
-            if planned.remove:
-                log.info("garbage_collected", files=len(planned.remove))
+            if planned.remove or planned.bases:
+                log.info("garbage_collected", files=len(planned.remove), bases=len(planned.bases))
             for reader in planned.kept_by:
                 log.warning("files_kept_for_reader", reader=reader.name, next_id=reader.next_id)
         # No file stays much longer than it should, however short that is.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.outcome import fail
-from headrace.errors import HeadraceError
+from headrace.cli.archive import base_commands
+from headrace.cli.archive.options import Url, finish
 
 app = typer.Typer(
     name="archive",
@@ -17,10 +16,8 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(base_commands.app)
 
-Url = Annotated[
-    str | None, typer.Option("--url", help="The archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]")
-]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Show at most this many.")]
 From = Annotated[
     str | None,
@@ -28,17 +25,6 @@ From = Annotated[
         "--from", help="Start at a file's id, an LSN (0/191BFD0) or a time. [the first file]"
     ),
 ]
-
-
-def finish(work: Callable[[Any, str], None], url: str | None) -> None:
-    """Run a function of `archive.read` on the selected archive; an expected error is one line."""
-    try:
-        from headrace.cli.archive import read
-        from headrace.settings import load
-
-        work(read, read.chosen_url(url, load(os.environ).archive.url))
-    except HeadraceError as error:
-        fail(error)
 
 
 @app.command("ls")
@@ -94,8 +80,8 @@ def gc(
         bool, typer.Option("--dry-run", help="Only show what would be removed.")
     ] = False,
 ) -> None:
-    """Remove old files; never the last one, and by default never files that a registered reader
-    still needs.
+    """Remove old files and bases; never the last file, files that a remaining base needs, or, by
+    default, files that a registered reader still needs.
     """
     finish(
         lambda read, where: read.gc(where, older_than, past_readers=past_readers, dry_run=dry_run),

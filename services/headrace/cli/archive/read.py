@@ -277,9 +277,15 @@ def _fragment(text: str | None) -> orjson.Fragment | None:
 def verify(url: str) -> None:
     """Verify everything and report faults; raises if there are any."""
     totals = checking.ArchiveTotals()
-    for finding in checking.verify(WalReader(url), totals):
+    reader = WalReader(url)
+    for finding in checking.verify(reader, totals):
         print(one_line(f"file {finding.file_id} {finding.fault}"))
-    print(f"{totals.files} files, {totals.rows} rows, {totals.bytes} bytes, {totals.faults} faults")
+    for fault in checking.verify_bases(reader.store, totals):
+        print(one_line(fault))
+    print(
+        f"{totals.files} files, {totals.bases} bases, {totals.rows} rows, {totals.bytes} bytes, "
+        f"{totals.faults} faults"
+    )
     if totals.faults:
         raise ArchiveFaultError(f"{totals.faults} faults in {url}")
 
@@ -296,6 +302,13 @@ def gc(url: str, older_than: str, *, past_readers: bool, dry_run: bool) -> None:
         f"{len(planned.remove)} files, {size} bytes "
         f"{('would be removed' if dry_run else 'removed')}"
     )
+    verb = "would be removed" if dry_run else "removed"
+    for record in planned.bases:
+        print(one_line(f"{record} {verb}"))
+    for left in planned.unfinished:
+        print(one_line(f"the unfinished base {left.id} {verb}"))
+    if planned.kept_for is not None:
+        print(one_line(f"files from {planned.kept_for.next_id} on are kept for {planned.kept_for}"))
     for reader in planned.kept_by:
         whose = one_line(reader.name)
         print(

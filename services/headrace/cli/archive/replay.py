@@ -9,7 +9,7 @@ see whole transactions, unless the range ends within one. Never writes to the ar
 from __future__ import annotations
 
 import asyncio
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -23,22 +23,23 @@ from headrace.archive import RowEntry, SegmentInfo
 from headrace.archive.entry import RowKind
 from headrace.archive.metadata import TableInfo
 from headrace.archive.payloads import exact_texts, table_of
+from headrace.cli.archive.read import TableName
+from headrace.cli.archive.replay_bases import BaseLoading, ReplayStart
 from headrace.cli.archive.replay_range import ReplayError, ReplayRun
+from headrace.cli.archive.replay_tables import altered, shape, unknown
 from headrace.consumer import Watermark
 from headrace.consumer.event import Event, of_message
 from headrace.contract.subjects_and_ids import table_token
 from headrace.errors import describe
 from headrace.jetstream.connection import connect_once
 from headrace.lsn import ORIGIN, Position
-from headrace.mirror import AlterTable, Column, CreateTable, Table, opened
+from headrace.mirror import CreateTable, Table, opened
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.plan import Resync, row_steps
 from headrace.mirror.table import Phase, TableState
 from headrace.mirror.target import RowMissingError, Step, TargetAwayError
 from headrace.settings import Settings
 
-# The types that PostgreSQL widens without writing rows.
-_VARYING = re.compile(r"(character varying|bit varying)(?:\((\d+)\))?")
 # Messages in flight: the acknowledgements of one window are awaited together.
 WINDOW = 500
 # A larger transaction is written in parts, to bound the memory; it is committed as one.
@@ -129,10 +130,17 @@ async def _apply(run: ReplayRun, target_url: str) -> None:
         book = Book(target)
         await book.open()
         player = _Player(book, run)
-        done = player.done_of(await asyncio.to_thread(run.source))
+        source = await asyncio.to_thread(run.source)
+        done = player.done_of(source)
+        if done == ORIGIN and not _is_begun(book, source):
+            loading = BaseLoading(book, run)
+            start = await loading.load()
+            player.begin(source or start.source, start, loading.shown())
+            done = start.position
+        run.know((state.schema, state.name) for state in book.tables.values())
         for info, entry in run.changes(done):
             # Each source has its own position in the target.
-            if entry.position > player.done_of(info.source):
+            if entry.position > player.done_of(info.source) and not player.is_loaded(entry):
                 if player.is_full and not player.continues(info, entry):
                     await player.commit()
                 player.take(info, entry)
@@ -140,6 +148,13 @@ async def _apply(run: ReplayRun, target_url: str) -> None:
                 await player.write()
         await player.commit()
         run.finish()
+
+
+def _is_begun(book: Book, source: str) -> bool:
+    """Whether readers see tables of an earlier run."""
+    return any(
+        state.phase is Phase.FOLLOWING and state.source == source for state in book.tables.values()
+    )
 
 
 @dataclass(eq=False)
@@ -155,6 +170,27 @@ class _Player:
     # The shapes in the file that is being read.
     _segment: SegmentInfo | None = None
     _infos: dict[tuple[str | None, str | None, int | None], TableInfo] = field(default_factory=dict)
+    # Loaded tables are shown with the next commit, at this LSN or at the range's end.
+    _level_lsn: int = 0
+    _shows: bool = False
+    # By table: its base contains the changes before this LSN.
+    _since: dict[TableName, int] | None = None
+
+    def begin(self, source: str, start: ReplayStart, steps: Sequence[Step]) -> None:
+        """Continue from what was loaded."""
+        self.steps += steps
+        self._source = source
+        self._last = start.position
+        self._level_lsn = start.level_lsn
+        self._shows = bool(steps)
+
+    def is_loaded(self, entry: RowEntry) -> bool:
+        """Whether a change is in the table's base."""
+        if self._since is None:
+            states = self._book.tables.values()
+            self._since = {(state.schema, state.name): state.since for state in states}
+        # A table that comes later has no base.
+        return entry.commit_lsn < self._since.get((entry.schema, entry.table), 0)
 
     def done_of(self, source: str) -> Position:
         mark = self._book.lanes.get(source)
@@ -193,15 +229,17 @@ class _Player:
             and state.version == info.version
         ):
             return state.live
-        wanted = _shape(info)
+        wanted = shape(info)
+        if state is None:
+            self._check_name(info)
         # It must not replace a table that somebody else made.
         if state is None or state.live is None:
             self.steps.append(CreateTable(wanted, replaces=False))
         elif state.relation_id not in {0, info.relation_id}:
             # It may have had rows before it got this name, or while it was not published.
-            raise _unknown(info, "it was replaced by another table of this name")
+            raise unknown(info, "it was replaced by another table of this name")
         elif state.live != wanted:
-            self.steps.append(_altered(state.live, wanted, info))
+            self.steps.append(altered(state.live, wanted, info))
         self._book.put(
             TableState(
                 info.schema,
@@ -215,10 +253,16 @@ class _Player:
         )
         return wanted
 
+    def _check_name(self, info: TableInfo) -> None:
+        """A renamed table comes with its next change, and its rows are under the old name."""
+        for state in self._book.tables.values():
+            if 0 != state.relation_id == info.relation_id:
+                raise unknown(info, f"it was {state.schema}.{state.name} before")
+
     @property
     def is_full(self) -> bool:
-        """Whether there is enough for a commit."""
-        return self._count >= ROWS_A_COMMIT
+        """Whether there is enough for a commit, and no table is ahead of the others."""
+        return self._count >= ROWS_A_COMMIT and self._last.lsn >= self._level_lsn
 
     def continues(self, segment: SegmentInfo, entry: RowEntry) -> bool:
         """Whether this change belongs to the transaction of the last one."""
@@ -232,12 +276,14 @@ class _Player:
 
     async def commit(self) -> None:
         """Commit what was taken together with the position."""
-        if not self._count:
+        if not (self._count or self._shows):
             return
         await self.write()
         async with self._book.lock:
-            self._book.keep_lanes({**self._book.lanes, self._source: Watermark(self._last)})
+            if self._last > ORIGIN:
+                self._book.keep_lanes({**self._book.lanes, self._source: Watermark(self._last)})
             await self._book.commit()
+        self._shows = False
         self._run.stored(self._count, self._last)
         self._count = 0
 
@@ -271,50 +317,4 @@ def _event(segment: SegmentInfo, info: TableInfo, entry: RowEntry) -> Event:
         0,
         segment.source,
         closes=True,
-    )
-
-
-def _shape(info: TableInfo) -> Table:
-    columns = tuple(Column(column.name, column.type_name) for column in info.columns)
-    whole = tuple(column.name for column in info.columns)
-    return Table(info.schema, info.table, columns, info.key if info.key != whole else (), info.key)
-
-
-def _altered(before: Table, wanted: Table, info: TableInfo) -> AlterTable:
-    """The change of shape, if row changes can follow it."""
-    there = {column.name for column in before.columns}
-    new = [column for column in info.columns if column.name not in there]
-    went = there - {column.name for column in info.columns}
-    doubtful = [column.name for column in new if column.filled]
-    # A renamed column looks like one that went and one that came, and keeps its values.
-    if new and went:
-        doubtful = [column.name for column in new]
-    # ALTER TABLE … TYPE … USING may compute any value.
-    types = {column.name: column.data_type for column in wanted.columns}
-    doubtful += [
-        column.name
-        for column in before.columns
-        if column.name in types and not _keeps_values(column.data_type, types[column.name])
-    ]
-    if doubtful:
-        raise _unknown(info, f"columns {', '.join(doubtful)} were added, renamed or retyped")
-    return AlterTable(before, wanted)
-
-
-def _keeps_values(before: str, after: str) -> bool:
-    """Whether a change of type leaves every value as it is: none, or a longer varchar or varbit."""
-    was = _VARYING.fullmatch(before)
-    now = _VARYING.fullmatch(after)
-    if was is None or now is None or was[1] != now[1]:
-        return before == after
-    return now[2] is None or (was[2] is not None and int(was[2]) <= int(now[2]))
-
-
-def _unknown(info: TableInfo, what: str) -> ReplayError:
-    return ReplayError(
-        f"{info.schema}.{info.table} may have got values that no change reports: {what}",
-        remedy=(
-            "Replay from a later position, into a target that a snapshot filled; or leave the "
-            "table out."
-        ),
     )

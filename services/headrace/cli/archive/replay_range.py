@@ -6,7 +6,7 @@ the run started, is an error and never a success. Reads only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -17,6 +17,7 @@ from headrace.archive import (
     WalReader,
     WalReaderOptions,
 )
+from headrace.archive.bases import BaseRecord
 from headrace.archive.errors import ArchiveError
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.payloads import Payloads, Replayed
@@ -67,11 +68,49 @@ class ReplayRun:
         self._read = ORIGIN
         self._at_end_asked = False
         self._at_end = False
-        # The tables whose rows were read.
+        # The tables whose rows were read, or that the target has.
         self._tables: set[TableName] = set()
+        self._bases: list[BaseRecord] = []
         # The number of changes in the target, and the last one's position.
         self.count = 0
         self._stored = ORIGIN
+
+    @property
+    def reader(self) -> WalReader:
+        """The archive's reader."""
+        return self._reader
+
+    @property
+    def has_start(self) -> bool:
+        """Whether the user names a start."""
+        return bool(self._begin)
+
+    def wants(self, name: TableName) -> bool:
+        """Whether a table is selected."""
+        wanted = self._reader.reading.options.wanted
+        return not wanted or name in wanted
+
+    def includes(self, record: BaseRecord) -> bool:
+        """Whether everything in a base is before the range's end."""
+        file_id = self._end.get("from_id")
+        lsn = self._end.get("from_lsn")
+        moment = self._end.get("from_time")
+        if isinstance(moment, datetime):
+            # Its transactions had committed by then.
+            return record.time < moment
+        if isinstance(lsn, int):
+            return record.lsn <= lsn
+        # The file in which the base continues may also contain changes that the base has.
+        return not isinstance(file_id, int) or file_id > min(record.next_id, self._last_id)
+
+    def loaded(self, record: BaseRecord) -> None:
+        """The target has a base's rows."""
+        self._bases.append(record)
+        self.know([record.name])
+
+    def know(self, names: Iterable[TableName]) -> None:
+        """The target has these tables: the rest of the range may contain no change of them."""
+        self._tables.update(names)
 
     def source(self) -> str:
         """The source of the changes."""
@@ -110,6 +149,9 @@ class ReplayRun:
     def summary(self) -> str:
         """A run's progress in words."""
         said = f"{self.count} changes replayed"
+        if self._bases:
+            rows = sum(record.rows for record in self._bases)
+            said = f"{rows} rows loaded from {len(self._bases)} bases, {said}"
         if not self._last_id:
             return f"{said}: the archive has no files"
         if self._stored > ORIGIN:

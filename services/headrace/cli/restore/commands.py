@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.backup.commands import Url, on_store
+from headrace.cli.outcome import fail
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.backup.store import BackupStore
@@ -33,9 +36,35 @@ Xid = Annotated[
 BeforeXid = Annotated[
     int | None, typer.Option("--before-xid", min=3, help="Before this transaction commits.")
 ]
+
+
+class RestoreWay(StrEnum):
+    """Where a table comes from."""
+
+    # From the backup store: PostgreSQL replays the log in a temporary cluster.
+    PHYSICAL = "physical"
+    # From the archive: a base and the changes after it.
+    LOGICAL = "logical"
+
+
+# The options of the logical way.
+_LOGICAL = frozenset({"table", "at", "lsn", "into", "way"})
+
+Way = Annotated[
+    RestoreWay,
+    typer.Option(
+        "--way",
+        help="physical: from the backup store, with everything that PostgreSQL knows of a table. "
+        "logical: from the archive, its rows and key, into any database; --at or --lsn.",
+    ),
+]
 Into = Annotated[
     str,
-    typer.Option("--into", help="Where the table goes: live (PG_HOST, PG_DB, …) or postgresql://…"),
+    typer.Option(
+        "--into",
+        help="The table's destination: live (PG_HOST, PG_DB, …) or postgresql://…; with --way "
+        "logical also sqlite:///file.db and other targets.",
+    ),
 ]
 NewName = Annotated[
     str | None, typer.Option("--as", help="The table's new name. [its name and _restored]")
@@ -76,7 +105,30 @@ Drill = Annotated[
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Only show what the restore would do.")]
 
 
+def _logical(
+    context: typer.Context, table: str | None, at: str | None, lsn: str | None, into: str
+) -> None:
+    others = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in _LOGICAL and _is_given(context, str(parameter.name))
+    ]
+    try:
+        from headrace.cli.restore import logical
+        from headrace.cli.restore.moment import RestoreMoment
+
+        typer.echo(logical.run(table, RestoreMoment(at, lsn), into, others))
+    except HeadraceError as error:
+        fail(error)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def restore(  # noqa: PLR0917  # typer turns them into options
+    context: typer.Context,
     url: Url = None,
     to: Folder = None,
     table: Table = None,
@@ -96,6 +148,7 @@ def restore(  # noqa: PLR0917  # typer turns them into options
     work: Work = None,
     plan_only: PlanOnly = False,
     drill: Drill = False,
+    way: Way = RestoreWay.PHYSICAL,
 ) -> None:
     """Bring the cluster back at any moment in a new folder, or one table or some of its rows into a
     live database.
@@ -103,6 +156,9 @@ def restore(  # noqa: PLR0917  # typer turns them into options
     Without a moment --to goes to the end of the log.
     """
 
+    if way is RestoreWay.LOGICAL:
+        _logical(context, table, at, lsn, into)
+        return
     code = 0
 
     def restored(settings: Settings, store: BackupStore) -> None:
