@@ -1,5 +1,6 @@
 """Sinks compared with their clients without a sink, on the same server, in turns: Kafka with an
-idempotent producer without transactions, Valkey with a pipeline of the same writes.
+idempotent producer without transactions, Valkey with a pipeline of the same writes, and those of
+`tests.bench.sink_stores`.
 
 The transactions exist before, so the figures contain neither decoding nor routing.
 """
@@ -7,29 +8,27 @@ The transactions exist before, so the figures contain neither decoding nor routi
 from __future__ import annotations
 
 import asyncio
-import statistics
 import tempfile
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
 from valkey.asyncio import Valkey
 
-from headrace.consumer import Watermark
 from headrace.sinks.kafka import KafkaSink
 from headrace.sinks.port import Sink, SinkOptions
 from headrace.sinks.routing import RoutedTransaction, Router
 from headrace.sinks.valkey import ValkeySink
 from headrace.testing.kafka import KafkaServer
 from headrace.testing.valkey import ValkeyServer
+from tests.bench import sink_stores
+from tests.bench.in_turns import beside, events_in, through
 from tests.bench.result import Figure, against, plain
 from tests.support.sink_records import inserts
 
 # As a session commits by default.
 EVENTS = 2000
-ROUNDS = 5
 # Of a PostgreSQL transaction.
 ROWS = 10
 TOPIC, PARTITIONS = "events", 3
@@ -37,14 +36,14 @@ NOTE = "x" * 40
 
 
 async def measure(rows: int) -> list[Figure]:
-    """Both sinks, with this many events in each round."""
+    """All of them, with a tenth as many events in each round."""
     batches = await asyncio.to_thread(_batches, rows // 10)
     with tempfile.TemporaryDirectory() as folder:
         async with KafkaServer(Path(folder) / "kafka") as kafka:
             found = await _kafka(kafka, batches)
         async with ValkeyServer(Path(folder) / "valkey") as valkey:
             found += await _valkey(valkey, batches)
-    return found
+    return found + await sink_stores.measure(rows // 10)
 
 
 def _batches(events: int) -> list[list[RoutedTransaction]]:
@@ -63,7 +62,7 @@ async def _kafka(
     options = {"partitions": PARTITIONS}
     sink = KafkaSink(SinkOptions("bench", f"kafka://{kafka.bootstrap}", "", options))
     await sink.open()
-    await _through(sink, batches[:2])
+    await through(sink, batches[:2])
     producer = Producer(
         {
             "bootstrap.servers": kafka.bootstrap,
@@ -76,7 +75,7 @@ async def _kafka(
     async def bare() -> None:
         await asyncio.to_thread(_produce, producer, batches)
 
-    rate, limit, cpu_us = await _beside(lambda: _through(sink, batches), bare, batches)
+    rate, limit, cpu_us = await beside(lambda: through(sink, batches), bare, events_in(batches))
     await sink.close()
     return [
         against("Kafka sink", rate, "events/s", limit, "idempotent producer", 0.5),
@@ -111,10 +110,10 @@ async def _valkey(
         async def bare(client: Valkey = client, form: str = form) -> None:
             await _pipelines(client, form, batches)
 
-        async def through(sink: Sink = sink) -> None:
-            await _through(sink, batches)
+        async def ours(sink: Sink = sink) -> None:
+            await through(sink, batches)
 
-        rate, limit, cpu_us = await _beside(through, bare, batches)
+        rate, limit, cpu_us = await beside(ours, bare, events_in(batches))
         found += [
             against(f"Valkey sink, {form}", rate, "events/s", limit, "bare pipeline", 0.5),
             plain(f"Valkey sink, {form}, CPU for each event", cpu_us, "µs"),
@@ -145,30 +144,3 @@ async def _pipelines(
                     )
                     pipeline.sadd("bare", record.event.data["id"])
         await pipeline.execute()
-
-
-async def _through(sink: Sink, batches: Sequence[Sequence[RoutedTransaction]]) -> None:
-    for batch in batches:
-        await sink.write(batch)
-        last = batch[-1]
-        await sink.commit({last.source: Watermark(last.position, last.stream_seq)})
-
-
-async def _beside(
-    through: Callable[[], Awaitable[None]],
-    bare: Callable[[], Awaitable[None]],
-    batches: Sequence[Sequence[RoutedTransaction]],
-) -> tuple[float, float, float]:
-    """The medians of both rates, measured in turns, and the sink's processor time for an event."""
-    events = sum(len(one.records) for batch in batches for one in batch)
-    rates: dict[str, list[float]] = {"through": [], "bare": []}
-    cpu_us = []
-    for _ in range(ROUNDS):
-        for name, work in (("bare", bare), ("through", through)):
-            began, busy = time.perf_counter(), time.process_time()
-            await work()
-            rates[name].append(events / (time.perf_counter() - began))
-            if name == "through":
-                cpu_us.append((time.process_time() - busy) / events * 1e6)
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    return medians["through"], medians["bare"], statistics.median(cpu_us)
