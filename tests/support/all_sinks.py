@@ -238,6 +238,10 @@ class Keeper:
 
     async def _follows(self, name: str) -> None:
         """Wait until its present process reads the stream: one that starts can't lose anything."""
-        async with asyncio.timeout(FOLLOW_S):
-            while name not in self.running or not self.running[name].follows:  # noqa: ASYNC110  # another process
-                await asyncio.sleep(0.05)
+        try:
+            async with asyncio.timeout(FOLLOW_S):
+                while name not in self.running or not self.running[name].follows:  # noqa: ASYNC110  # another process
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            output = self.running[name].output if name in self.running else "it never ran"
+            raise AssertionError(f"{name} does not follow: {output[-3000:]}") from None

@@ -380,15 +380,17 @@ class Verifier:
         """The function that writes the rows that differ. Their values are read here, while the
         source's snapshot is open.
         """
+        one, other = sides
         if isinstance(self.target, PostgresTarget):
-            if not isinstance(sides[0], HashedThere):
-                raise RepairRefusedError(
-                    f"{live.schema}.{live.name} has a column of another type than at the source, "
-                    "or of type json"
+            if isinstance(one, HashedHere) and isinstance(other, HashedHere):
+                # Both servers have a text for each value, though not the same one.
+                outcome = replace(
+                    outcome,
+                    missing=await one.as_read(outcome.missing),
+                    extra=await other.as_read(outcome.extra),
                 )
             url = self.target.url
             return lambda: repair(url, marks, live, outcome)
-        one, other = sides
         assert isinstance(one, HashedHere)
         assert isinstance(other, HashedHere)
         names = [column.name for column in live.source_columns]

@@ -88,15 +88,30 @@ class HashedHere:
             if range_of(key_of(row, places)) in ranges
         ]
 
+    async def as_read(self, wanted: Sequence[Row]) -> tuple[Row, ...]:
+        """The rows, as `read` returns them, that have these comparable forms."""
+        left = Counter(wanted)
+        found = []
+        async for rows in self.read():
+            for row in rows:
+                compared_row = formed(self.forms, row)
+                # Of several rows with one form, as many as are wanted.
+                if left.get(compared_row, 0) > 0:
+                    left[compared_row] -= 1
+                    found.append(row)
+        return tuple(found)
+
     async def _rows(self) -> AsyncIterator[list[Row]]:
         async for rows in self.read():
-            yield [
-                tuple(
-                    v if v is None or form is None else form(v)
-                    for form, v in zip(self.forms, row, strict=True)
-                )
-                for row in rows
-            ]
+            yield [formed(self.forms, row) for row in rows]
+
+
+def formed(forms: Sequence[Form | None], row: Row) -> Row:
+    """A row as it is compared."""
+    return tuple(
+        value if value is None or form is None else form(value)
+        for form, value in zip(forms, row, strict=True)
+    )
 
 
 async def compared(

@@ -17,7 +17,7 @@ from headrace.mirror.row_editor import RowEditor, edited
 from headrace.mirror.source_values import SourceValues
 from headrace.mirror.table import Table
 from headrace.mirror.target import RowMissingError, TargetAwayError
-from headrace.verify.comparison import Comparison
+from headrace.verify.comparison import Comparison, formed
 from headrace.verify.digest import Row, key_of
 from headrace.verify.forms import Form
 from headrace.verify.repair import MovedError, place_of_mirror
@@ -93,14 +93,6 @@ class RowRepair:
             else:
                 changed.append((handle, wanted.pop(number)[1]))
         return extra, changed, [values for _, values in wanted.values()]
-
-
-def formed(forms: Sequence[Form | None], row: Row) -> Row:
-    """A row as it is compared."""
-    return tuple(
-        value if value is None or form is None else form(value)
-        for form, value in zip(forms, row, strict=True)
-    )
 
 
 async def rows_wanted(
