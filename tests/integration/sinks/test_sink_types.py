@@ -39,15 +39,15 @@ SHOWN = 36
 ALL = (*CASES, *ARRAYS)
 HEAD = """# Types in sinks
 
-The form of a value of each PostgreSQL type in each target: the first value of the test that generates this page. The
-test writes every type at its edges (NaN, infinity, years before Christ, the longest numerics, odd texts, nested
-documents), reads it back by the target's own client, and compares every value with PostgreSQL's.
+This page shows how each target stores a value of each PostgreSQL type. The value is the first one in the test that
+generates this page. The test writes every type at its edges (NaN, infinity, years before Christ, the longest numerics,
+odd texts, nested documents), reads the values back with the target's own client, and compares each with PostgreSQL's.
 
 - **JSON** is `format = "json"` in files, Kafka, RabbitMQ, Valkey's streams and webhooks, which all have the same bytes.
   CloudEvents contain the same in `data`.
 - **Debezium** is `format = "debezium"`.
-- **Row** is a field of Valkey's hashes (`form = "state"`). NULL has no field.
-- **OpenSearch** is the document's value, and **field** the type of its field, by which it is found
+- **Row** is a field of Valkey's hashes (`form = "state"`). A NULL has no field.
+- **OpenSearch** is the document's value, and **field** is the type of the field that searches use
   ([OpenSearch](sinks-opensearch.md#types)).
 - **exact**: JSON can't hold some values of the type completely. Then the event also has PostgreSQL's text in `exact`
   (in Debezium's envelope, as the value), and a row has that text; a document has both. No value is rounded or cut.
