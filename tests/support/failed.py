@@ -1,4 +1,4 @@
-"""What a failed test leaves open is not blamed on the next one.
+"""Resources that a failed test leaves open are not blamed on the next test.
 
 pytest keeps a failure's traceback, and with it the connections and processes of its frames. Their
 warnings would come when the garbage collector runs, which is in another test, and fail that.
