@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import duckdb
@@ -49,6 +50,7 @@ SELECT attname, atttypid::int8, atttypmod, format_type(atttypid, atttypmod), att
     LEFT JOIN pg_constraint ON conrelid = attrelid AND contype = 'p'
 WHERE attrelid = %s AND attnum > 0 ORDER BY attnum"""
 _BLOCK_BYTES = 16 << 20
+_FILE_BLOCKS = 16
 
 
 def generated(scale: float) -> duckdb.DuckDBPyConnection:
@@ -136,10 +138,14 @@ class MeasuredLake:
             self._changed = TableInfo("public", name, relid, 1, keys, columns)
         folder, schema = self._lake.writer.prepare_copy(table)
         parts = _copied(connection, name, CopyRows(columns, {}))
-        file = data_files.write_parts(self._lake.files, folder, schema, parts)
-        assert file is not None, "every table has rows"
-        self._lake.writer.adopt(table, folder, [file])
-        return file.record_count
+        files = []
+        # Several files, as lake-writer's tasks write them.
+        while some := list(islice(parts, _FILE_BLOCKS)):
+            file = data_files.write_parts(self._lake.files, folder, schema, iter(some))
+            if file is not None:
+                files.append(file)
+        self._lake.writer.adopt(table, folder, files)
+        return sum(file.record_count for file in files)
 
     def change(self, rows: int) -> int:
         """An update of 10,000 rows that no cut shows yet; returns the value that they have now."""

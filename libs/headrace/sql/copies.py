@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import duckdb
 
@@ -26,6 +27,8 @@ from headrace.sql.older_cuts import OlderCut, find_cut
 from headrace.sql.pins import PinnedCut, Shown
 from headrace.sql.relations import Defined, LakeRelation
 from headrace.sql.stored_rows import column_name
+
+IDLE_MAX = 8
 
 Define = Callable[[Mapping[TableName, LakeTable]], Mapping[TableName, Defined]]
 """Defines the tables of a cut in PostgreSQL, before readers see it. A table that it leaves out is
@@ -75,6 +78,9 @@ class _Contents:
         self.states: dict[str, FedTable] = {}
         self.version = 0
         self.versions: dict[int, _Version] = {}
+        # Transactions that show the version, for the next readers: beginning one takes longer than
+        # most lookups.
+        self.idle: list[duckdb.DuckDBPyConnection] = []
         self.cursor.execute("CREATE TABLE shown AS SELECT 0 AS version")
 
 
@@ -138,6 +144,8 @@ class LakeCopy:
             self._copy.cursor.execute("UPDATE shown SET version = ?", [number])
             # Before the commit: a reader that sees the version finds its description.
             self._copy.versions[number] = self._described(cut.cut, states)
+            # DuckDB keeps the rows that this cut deletes for as long as a transaction may see them.
+            self._close_idle()
             self._copy.cursor.execute("COMMIT")
         except BaseException as error:
             self._give_up(error)
@@ -148,7 +156,9 @@ class LakeCopy:
             raise
         # After the commit: a transaction that failed leaves the states from before.
         self._copy.states = states
-        self._copy.version = number
+        with self._lock:
+            self._copy.version = number
+        self._close_idle()
         self._forget()
 
     def _fed(self, cut: CutTables) -> dict[str, FedTable]:
@@ -202,13 +212,14 @@ class LakeCopy:
         if as_of is not None:
             tables = self._reader.read_older(find_cut(self._reader.cuts(), as_of))
         with self._lock:
+            copy = self._copy
             number, cursor = self._begun()
-            version = self._copy.versions.get(number)
+            version = copy.versions.get(number)
             if version is None:
                 cursor.close()
                 raise CopyEmptyError("the lake's copy is empty")
             if tables is None:
-                pinned = PinnedCut(version.shown, number, [cursor], self._another)
+                pinned = self._pinned(copy, number, cursor)
             else:
                 cursor.execute("ROLLBACK")
                 pinned = OlderCut(
@@ -216,6 +227,44 @@ class LakeCopy:
                 )
             self._pins.append(pinned)
             return pinned
+
+    def pin_idle(self) -> PinnedCut | None:
+        """The last cut, if a transaction that shows it is left from another reader. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            copy = self._copy
+            if not copy.idle:
+                return None
+            pinned = self._pinned(copy, copy.version, copy.idle.pop())
+            self._pins.append(pinned)
+            return pinned
+        finally:
+            self._lock.release()
+
+    def _pinned(self, copy: _Contents, number: int, cursor: duckdb.DuckDBPyConnection) -> PinnedCut:
+        shown = copy.versions[number].shown
+        return PinnedCut(shown, number, [cursor], self._another, partial(self._keep, copy))
+
+    def _keep(self, copy: _Contents, version: int, cursor: duckdb.DuckDBPyConnection) -> bool:
+        """Keep a reader's transaction for the next one, as long as it shows the last cut. Never
+        waits.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            last = copy is self._copy and version == copy.version and len(copy.idle) < IDLE_MAX
+            if last:
+                copy.idle.append(cursor)
+            return last
+        finally:
+            self._lock.release()
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle, self._copy.idle = self._copy.idle, []
+        for cursor in idle:
+            cursor.close()
 
     def _another(self, version: int) -> duckdb.DuckDBPyConnection | None:
         found, cursor = self._begun()
@@ -254,6 +303,7 @@ class LakeCopy:
         """End all readers, and the copy."""
         for pin in list(self._pins):
             pin.expire()
+        self._close_idle()
         self._copy.database.close()
 
 

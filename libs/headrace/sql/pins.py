@@ -50,12 +50,16 @@ class PinnedCut:
         version: int,
         cursors: Sequence[duckdb.DuckDBPyConnection],
         another: Callable[[int], duckdb.DuckDBPyConnection | None],
+        give_back: Callable[[int, duckdb.DuckDBPyConnection], bool] | None = None,
     ) -> None:
-        """`another` opens a cursor at a version, if the copy still shows it to new readers."""
+        """`another` opens a cursor at a version, if the copy still shows it to new readers;
+        `give_back` takes a cursor for another reader of the version, if that is possible.
+        """
         self._shown = shown
         self.version = version
         self._cursors = list(cursors)
         self._another = another
+        self._give_back = give_back
         self.since = time.monotonic()
         self._lock = threading.Lock()
         self._expired = False
@@ -139,6 +143,22 @@ class PinnedCut:
         self._expired = True
         self.interrupt()
         self.close()
+
+    def release(self) -> bool:
+        """Let go of the cut without waiting, and leave its transaction to the next reader; False if
+        it has to be closed. Only after results that were read to their ends.
+        """
+        if self._give_back is None or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._expired or len(self._cursors) != 1:
+                return False
+            if not self._give_back(self.version, self._cursors[0]):
+                return False
+            self._cursors.clear()
+        finally:
+            self._lock.release()
+        return True
 
     def close(self) -> None:
         """Let go of the cut."""

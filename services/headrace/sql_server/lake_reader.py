@@ -31,10 +31,12 @@ from headrace.sql.translation import (
     translate,
 )
 from headrace.sql.wire import BINARY
+from headrace.sql_server.delayed_task import DelayedTask
 from headrace.sql_server.exact_run import ExactRunner
 from headrace.sql_server.lake_run import CancelledError, Pinned, Result
 from headrace.sql_server.link import ClosedError
 from headrace.sql_server.plans import LakeQuery, OpenRows, Ready, TranslationKey, shape
+from headrace.sql_server.private_postgres import SETTINGS
 from headrace.sql_server.problems import (
     NOT_SUPPORTED,
     SessionEndError,
@@ -45,7 +47,7 @@ from headrace.sql_server.problems import (
 )
 from headrace.sql_server.state import SessionState
 
-_FACTS: Final = b"SELECT kind, name, value FROM headrace.session_facts($1, $2, $3)"
+_FACTS: Final = b"SELECT * FROM headrace.session_state($1, $2, $3)"
 _OID_ARRAY: Final = 1028
 _TEXT_ARRAY: Final = 1009
 # Types of which every value of this length is one.
@@ -55,16 +57,17 @@ _COLUMNS_MAX: Final = 1600
 _DURATION: Final = re.compile(r"(\d+)(us|ms|s|min|h|d)?\Z")
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UTC: Final = frozenset({"UTC", "Etc/UTC"})
-_WATCH_AFTER_S: Final = 0.2
+_FEW_ROWS: Final = 16
+_FEW_BYTES: Final = 64 * 1024
 _ENCODINGS: Final = frozenset({b"UTF8", b"SQL_ASCII"})
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A session's settings, and the relations that its role may not read."""
+    """A session's settings, and a relation that its role may not read."""
 
     settings: Mapping[str, str]
-    denied: tuple[str, ...]
+    denied: str | None
 
     @property
     def timeout_s(self) -> float | None:
@@ -86,8 +89,8 @@ class LakeReader:
     @contextlib.asynccontextmanager
     async def statement(self) -> AsyncIterator[None]:
         """A statement runs: it ends at a cancel request, at its time-out, or with its client."""
-        # A client that has left frees its threads and its PostgreSQL process immediately.
-        watch = asyncio.create_task(self._watch_client(), name="client-watch")
+        # A client that has left frees its threads and its PostgreSQL process soon.
+        watch = DelayedTask(self._watch_client)
         started = asyncio.get_running_loop().time()
         try:
             with self._state.runner.cancellable(), as_problems():
@@ -105,9 +108,8 @@ class LakeReader:
             stats.count("sql_statements")
             stats.observe("sql_statement_seconds", asyncio.get_running_loop().time() - started)
             self._limit = None
-            watch.cancel()
             # Until it has ended: it reads the same connection as the next message.
-            await asyncio.wait({watch})
+            await watch.end()
 
     @contextlib.contextmanager
     def _without_limit(self) -> Iterator[None]:
@@ -132,24 +134,14 @@ class LakeReader:
     @contextlib.asynccontextmanager
     async def _until_ended(self) -> AsyncIterator[None]:
         """While DuckDB works, `pg_terminate_backend` may end the session."""
-        watch: asyncio.Task[None] | None = None
-
-        def start() -> None:
-            nonlocal watch
-            watch = asyncio.create_task(self._watch_backend(), name="backend-watch")
-
-        # Most statements are done before, and need no task.
-        timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, start)
+        watch = DelayedTask(self._watch_backend)
         try:
             yield
         finally:
-            timer.cancel()
-            if watch is not None:
-                watch.cancel()
-                await asyncio.wait({watch})
-                if not watch.cancelled():
-                    # Its error says why the statement was cancelled.
-                    watch.result()
+            ended = await watch.end()
+            if ended is not None and not ended.cancelled():
+                # Its error says why the statement was cancelled.
+                ended.result()
 
     async def _watch_backend(self) -> None:
         try:
@@ -170,9 +162,9 @@ class LakeReader:
             [f"{{{each}}}".encode() for each in (relids, roles, columns)],
             (_OID_ARRAY, _OID_ARRAY, _TEXT_ARRAY),
         )
-        texts = [tuple((item or b"").decode() for item in row) for row in rows]
-        settings = {name: value for kind, name, value in texts if kind == "setting"}
-        return Facts(settings, tuple(name for kind, name, _ in texts if kind == "denied"))
+        *values, denied = rows[0]
+        settings = dict(zip(SETTINGS, ((item or b"").decode() for item in values), strict=True))
+        return Facts(settings, None if denied is None else denied.decode())
 
     async def pin(self, facts: Facts) -> Pinned:
         """The transaction's cut."""
@@ -190,8 +182,8 @@ class LakeReader:
         if facts.timeout_s is not None and self._limit is not None:
             # Settings are known only now. The time for rights and the cut is not counted.
             self._limit.reschedule(asyncio.get_running_loop().time() + facts.timeout_s)
-        if facts.denied:
-            raise refused("42501", f"permission denied for {facts.denied[0]}")
+        if facts.denied is not None:
+            raise refused("42501", f"permission denied for {facts.denied}")
         pinned = await self.pin(facts)
         # The statement was analyzed with the newest columns, and its cut may be older.
         for relid in sorted(query.relids):
@@ -393,8 +385,11 @@ class LakeReader:
                 batch = await rows.result.batch(rows_max and rows_max - taken)
             if batch is None:
                 return
-            # In a thread: forming a large batch would stop the event loop.
-            data = await self._state.runner.run(partial(messages.of, batch))
+            if batch.num_rows <= _FEW_ROWS and batch.nbytes <= _FEW_BYTES:
+                data = messages.of(batch)
+            else:
+                # In a thread: forming a large batch would stop the event loop.
+                data = await self._state.runner.run(partial(messages.of, batch))
             taken += batch.num_rows
             self._count(rows, batch.num_rows)
             yield batch.num_rows, data

@@ -49,6 +49,7 @@ class Pinned(Protocol):
     def interrupt(self) -> None: ...
     def spare(self) -> bool: ...
     def recover(self) -> bool: ...
+    def release(self) -> bool: ...
     def close(self) -> None: ...
 
 
@@ -56,6 +57,7 @@ class Copies(Protocol):
     """The copies of the lake's tables."""
 
     def pin(self, as_of: str | None = None) -> Pinned: ...
+    def pin_idle(self) -> Pinned | None: ...
 
 
 @dataclass(slots=True)
@@ -91,7 +93,11 @@ class Runner:
         self._reading: Result | None = None
         # Whether an error has taken the cut away from the transaction.
         self._lost = False
+        # Whether all work on the cut has ended without an error.
+        self._whole = True
         self._cancelled = asyncio.Event()
+        # Set when the thread's work has ended, or is to end.
+        self._waiting: asyncio.Future[None] | None = None
         self._busy = False
         # Calls that let go of other things that the transaction holds, with its cut.
         self._held: list[Callable[[], None]] = []
@@ -109,6 +115,8 @@ class Runner:
                 "the transaction's cut can't be shown any more after an error",
                 hint="Begin another transaction.",
             )
+        if self._pinned is None and as_of is None and not in_block:
+            self._pinned = self._lake.copies.pin_idle()
         if self._pinned is None:
             # Not cancellable: a cut that was taken and not noted would never be closed.
             self._pinned = await self._thread(lambda: self._taken(as_of, in_block=in_block))
@@ -125,12 +133,15 @@ class Runner:
         """Another transaction may see a later cut."""
         # Taken before the first await: the next transaction never sees the cut of this one.
         pinned, self._pinned = self._pinned, None
+        # A transaction with rows that nobody has read, or after an error, is of no use to others.
+        whole = self._whole and (self._reading is None or self._reading.ended)
         self._reading = None
         self._lost = False
+        self._whole = True
         held, self._held = self._held, []
         for let_go in held:
             let_go()
-        if pinned is not None:
+        if pinned is not None and not (whole and pinned.release()):
             await self._thread(pinned.close)
 
     def hold(self, let_go: Callable[[], None]) -> None:
@@ -152,6 +163,8 @@ class Runner:
         # A late request must not cancel the next statement.
         if self._busy:
             self._cancelled.set()
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(None)
 
     @contextlib.contextmanager
     def cancellable(self) -> Iterator[None]:
@@ -209,16 +222,43 @@ class Runner:
     async def run(self, work: Callable[[], T]) -> T:
         """Work in a thread when it is its turn; interrupted when the statement is cancelled."""
         async with contextlib.AsyncExitStack() as stack:
-            # Waiting for a turn can be cancelled, too: the queue may be long.
-            await self._unless_cancelled(stack.enter_async_context(self._lake.turns))
+            turn = stack.enter_async_context(self._lake.turns)
+            if self._lake.turns.locked():
+                # Waiting for a turn can be cancelled, too: the queue may be long.
+                await self._unless_cancelled(turn)
+            else:
+                await turn
             future = asyncio.get_running_loop().run_in_executor(self._lake.threads, work)
             try:
-                await self._unless_cancelled(_done(future))
+                await self._ended(future)
             # The thread can't be abandoned: it uses the cut, which is closed after this.
             except BaseException:
+                self._whole = False
                 await self._interrupted(future)
                 raise
+            self._whole &= future.exception() is None
             return future.result()
+
+    async def _ended(self, future: asyncio.Future[Any]) -> None:
+        """Wait for a thread; without a task, which most statements would take longer to make than
+        to run.
+        """
+        if self._cancelled.is_set():
+            raise CancelledError
+        waiting = asyncio.get_running_loop().create_future()
+
+        def wake(_: asyncio.Future[Any]) -> None:
+            if not waiting.done():
+                waiting.set_result(None)
+
+        future.add_done_callback(wake)
+        self._waiting = waiting
+        try:
+            await waiting
+        finally:
+            self._waiting = None
+        if not future.done():
+            raise CancelledError
 
     async def _unless_cancelled(self, wanted: Awaitable[object]) -> None:
         task = asyncio.ensure_future(wanted)
@@ -267,10 +307,6 @@ def _begun(
     return None, found
 
 
-async def _done(future: asyncio.Future[Any]) -> None:
-    await asyncio.wait({future})
-
-
 class Result:
     """The rows of a query that were not read yet."""
 
@@ -286,6 +322,11 @@ class Result:
         self._pinned = pinned
         self._reader = reader
         self._waiting = first
+
+    @property
+    def ended(self) -> bool:
+        """Whether DuckDB has no more rows."""
+        return self._reader is None
 
     async def batch(self, rows_max: int = 0) -> pa.RecordBatch | None:
         """The next rows, so many at most (0: any number); None after the last."""

@@ -53,6 +53,23 @@ _REVOKED: Final = (
     "lowrite",
     "pg_logical_emit_message",
 )
+SETTINGS: Final = (
+    "TimeZone",
+    "DateStyle",
+    "IntervalStyle",
+    "bytea_output",
+    "extra_float_digits",
+    "client_encoding",
+    "lc_monetary",
+    "statement_timeout",
+    "headrace.as_of",
+)
+"""The session's settings that `headrace.session_state` returns, in its columns' order."""
+_SETTING_COLUMNS: Final = ", ".join(f"OUT s{place} text" for place in range(len(SETTINGS)))
+_SETTING_VALUES: Final = " ".join(
+    f"s{place} := coalesce(pg_catalog.current_setting('{name}', true), '');"
+    for place, name in enumerate(SETTINGS)
+)
 _PREPARE: Final = (
     f"""DO $$ BEGIN CREATE ROLE {READERS} NOLOGIN;
     EXCEPTION WHEN duplicate_object THEN NULL; END $$""",
@@ -107,18 +124,12 @@ _PREPARE: Final = (
             PERFORM pg_sleep(0.02);
         END LOOP;
     END $$""",
-    """CREATE OR REPLACE FUNCTION headrace.session_facts(
-        relids oid[], roles oid[], columns text[])
-    RETURNS TABLE (kind text, name text, value text) LANGUAGE plpgsql STABLE
-    SET search_path = pg_catalog AS $$
+    "DROP FUNCTION IF EXISTS headrace.session_facts(oid[], oid[], text[])",
+    """CREATE OR REPLACE FUNCTION headrace.denied(relids oid[], roles oid[], columns text[])
+    RETURNS SETOF text LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
     BEGIN
-        RETURN QUERY SELECT 'setting', s.n, coalesce(current_setting(s.n, true), '')
-        FROM unnest(ARRAY['TimeZone', 'DateStyle', 'IntervalStyle', 'bytea_output',
-            'extra_float_digits', 'client_encoding', 'lc_monetary', 'statement_timeout',
-            'headrace.as_of']) AS s(n);
         RETURN QUERY
-        SELECT 'denied',
-            CASE WHEN c.relkind = 'v' THEN 'view ' ELSE 'table ' END || c.relname::text, ''
+        SELECT CASE WHEN c.relkind = 'v' THEN 'view ' ELSE 'table ' END || c.relname::text
         FROM unnest(relids, roles, columns) AS need(relid, role, numbers)
         JOIN pg_class c ON c.oid = need.relid
         CROSS JOIN LATERAL (SELECT CASE WHEN need.role <> 0 THEN need.role ELSE
@@ -129,6 +140,21 @@ _PREPARE: Final = (
                 FROM unnest(string_to_array(need.numbers, ' ')::int2[]) AS wanted(number)
                 JOIN pg_attribute a ON a.attrelid = need.relid AND NOT a.attisdropped
                     AND a.attnum > 0 AND wanted.number IN (0, a.attnum)) END;
+    END $$""",
+    # Every statement calls it. Its own search_path and a query in it would take most of its time,
+    # so all names are qualified, and the query comes only if a right on a table is missing.
+    f"""CREATE OR REPLACE FUNCTION headrace.session_state(
+        relids oid[], roles oid[], columns text[], {_SETTING_COLUMNS}, OUT denied text)
+    LANGUAGE plpgsql STABLE AS $$
+    BEGIN
+        {_SETTING_VALUES}
+        FOR i IN 1 .. pg_catalog.cardinality(relids) LOOP
+            CONTINUE WHEN CASE WHEN roles[i] OPERATOR(pg_catalog.=) 0::pg_catalog.oid
+                THEN pg_catalog.has_table_privilege(relids[i], 'SELECT')
+                ELSE pg_catalog.has_table_privilege(roles[i], relids[i], 'SELECT') END;
+            SELECT name INTO denied FROM headrace.denied(relids, roles, columns) AS name LIMIT 1;
+            RETURN;
+        END LOOP;
     END $$""",
 )
 

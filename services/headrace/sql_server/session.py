@@ -33,6 +33,7 @@ from headrace.sql_server.problems import (
 from headrace.sql_server.state import SessionState
 
 _EMPTY: Final = wire.frame(b"I")
+_SOON_S: Final = 0.02
 
 
 class SqlSession:
@@ -82,6 +83,10 @@ class SqlSession:
             return waiting
         # Nothing more to do: the client may be waiting for what is in the buffer.
         await client.flush()
+        # Most clients answer soon, and then the two tasks are not needed either.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SOON_S):
+                return await client.receive()
         arrival = asyncio.create_task(client.receive(), name="client-message")
         idle = asyncio.create_task(self._state.backend.idle(), name="backend-idle")
         try:

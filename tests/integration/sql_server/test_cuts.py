@@ -287,7 +287,7 @@ def test_a_session_that_is_terminated_ends_its_statement_of_the_lake(
         thread = threading.Thread(target=run)
         thread.start()
         pid = connection.info.backend_pid
-        server.until("the statement runs", partial(_last_query, server, pid, "session_facts"))
+        server.until("the statement runs", partial(_last_query, server, pid, "session_state"))
         if user == READER:
             assert server.rows("SELECT pg_terminate_backend(%s)", [pid]) == [(True,)]
         else:

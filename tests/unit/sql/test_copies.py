@@ -89,6 +89,48 @@ def test_a_reader_sees_its_cut_until_it_lets_go(lake: LocalLake, copy: ReadableC
     assert seen(copy) == foreign(lake, "id, note, extra") == [(50, "note 50", 100)]
 
 
+def test_a_reader_at_the_same_cut_takes_over_a_released_one(
+    lake: LocalLake, copy: ReadableCopy
+) -> None:
+    assert copy.copy.pin_idle() is None
+    first = copy.copy.pin()
+    with first.using() as cursor:
+        # A statement still runs.
+        assert not first.release()
+    assert first.release()
+    assert first.closed
+    second = copy.copy.pin_idle()
+    assert second is not None
+    with second, second.using() as taken:
+        assert taken is cursor
+        assert copy.copy.pin_idle() is None
+    assert copy.rows(copy.copy.pin(), NUMBERS) == foreign(lake)
+
+
+def test_no_reader_of_a_later_cut_takes_over_a_released_one(
+    lake: LocalLake, copy: ReadableCopy
+) -> None:
+    released, late = copy.copy.pin(), copy.copy.pin()
+    assert released.release()
+    lake.delete(range(10))
+    lake.insert([50])
+    lake.cut()
+    copy.copy.advance()
+    assert copy.copy.pin_idle() is None
+    assert not late.release()
+    late.close()
+    assert seen(copy) == foreign(lake) == [(50, "note 50")]
+
+
+def test_a_cut_that_was_taken_away_is_not_released(lake: LocalLake) -> None:
+    copy = ReadableCopy(lake.folder, pin_s=0.0)
+    copy.copy.advance()
+    pin = copy.copy.pin()
+    assert copy.copy.expire_pins() == 1
+    assert not pin.release()
+    assert copy.copy.pin_idle() is None
+
+
 def test_a_pin_shows_the_cut_of_its_beginning_even_before_it_reads(
     lake: LocalLake, copy: ReadableCopy
 ) -> None:
@@ -374,6 +416,8 @@ def test_many_deleted_rows_take_no_memory(lake: LocalLake, monkeypatch: pytest.M
     for number in range(40):
         lake.update(range(10), f"round {number}")
         lake.cut()
+        # A reader's transaction is open while the rows that it sees are deleted.
+        assert copy.copy.pin().release()
         copy.copy.advance()
     with copy.copy.pin() as pin, pin.using() as cursor:
         table = copy.relation(pin, NUMBERS).copy.strip('"')
