@@ -69,6 +69,12 @@ def _substring(call: Call) -> Expression:
     text, start = call.sql(0), f"CAST({call.sql(1)} AS BIGINT)"
     if len(call.args) == 2:
         return value(f"substring({text}, greatest({start}, 1))", call.result_oid)
+    numbers = [arg.constant for arg in call.args[1:]]
+    # Nearly always: the cases below would take several times as long as the function.
+    if all(isinstance(number, int) for number in numbers) and call.integer_constant(2) >= 0:
+        first = max(call.integer_constant(1), 1)
+        count = max(call.integer_constant(1) + call.integer_constant(2) - first, 0)
+        return value(f"substring({text}, {first}, {count})", call.result_oid)
     length = f"CAST({call.sql(2)} AS BIGINT)"
     end = f"({start} + {length})"
     taken = f"greatest({end} - greatest({start}, 1), 0)"

@@ -57,6 +57,7 @@ DIGITS = [
     f"SELECT id FROM calm WHERE n NOT IN ({_WHOLE} WHERE c.n IS NOT NULL) ORDER BY id",
     "SELECT id, n::numeric(38,0) = ANY (SELECT m FROM other) FROM calm ORDER BY id",
 ]
+SUBSTRINGS = [(1, 2), (0, 2), (-3, 4), (-3, 5), (2, 0), (5, 99), (2147483647, 2147483647), (-2147483647, 2147483647), (2, -1)]  # fmt: skip
 LEAST_INTEGERS = "SELECT right(tx, -2147483648), left(tx, -2147483648) FROM calm ORDER BY id"
 _ZEROS = "(SELECT -f * 0 AS x, id FROM calm WHERE id < 4) s"
 NEGATIVE_ZEROS = [
@@ -133,6 +134,17 @@ def test_the_least_integer_is_a_length_as_in_postgresql(pair: SqlPair) -> None:
     expected, found = pair.expected(LEAST_INTEGERS), pair.answered(LEAST_INTEGERS)
     assert not found.refused, found.refused
     assert same(expected, found, ordered=True), difference(LEAST_INTEGERS, expected, found)
+
+
+@pytest.mark.parametrize(("start", "length"), SUBSTRINGS)
+def test_a_part_of_a_text_by_constants_is_postgresqls(
+    pair: SqlPair, start: int, length: int
+) -> None:
+    part = f"FROM {start} FOR {length}"
+    sql = f"SELECT id, substring(tx {part}), substring(ch {part}), substr(vc, i4 * 0 + 1, 2) FROM wild ORDER BY id"
+    expected, found = pair.expected(sql), pair.answered(sql)
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
 
 
 @pytest.mark.parametrize("sql", NEGATIVE_ZEROS)
