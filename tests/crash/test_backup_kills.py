@@ -1,6 +1,6 @@
 """The log has no hole that isn't reported, even if any process is killed; a listed backup can be restored.
 
-`BACKUP_KILLS` says how often wal-archiver and PostgreSQL are killed.
+`BACKUP_KILLS` says how often wal-archiver and PostgreSQL are killed (`./taskw test:backup`).
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ async def test_nothing_is_confirmed_that_is_not_stored_without_a_hole(machine: T
             log = stored(machine.store / "wal")
             assert [len(own) for own in log.values()] == [1], log
             assert await confirmed(machine) <= log[1][0][1]
+            print(f"kill {kill + 1} of {KILLS} at {step}: no hole")
         await machine.suite.start(SERVICE)
         await machine.stored()
     await machine.stored()

@@ -2,7 +2,8 @@
 
 Each history continues the cluster of the one before, with a backup now and then, and ends with the
 restore of one of its moments. `HISTORIES` says how many, `HISTORIES_SEED` which,
-`HISTORIES_VERSION` on which PostgreSQL, `TABLESPACE_HISTORIES` how many with a tablespace.
+`HISTORIES_VERSION` on which PostgreSQL, `TABLESPACE_HISTORIES` how many with a tablespace (`./taskw
+test:histories`).
 """
 
 from __future__ import annotations
@@ -193,6 +194,9 @@ async def compare(
             await asyncio.to_thread(emptied, folder)
         if found != moment.rows:
             wrong.append((number, moment.option, moment.value))
+        # A long run shows how far it is, also if it is stopped.
+        outcome = "equal" if found == moment.rows else "DIFFERENT"
+        print(f"history {number + 1} of {count}: {moment.option} {moment.value}: {outcome}")
         if rng.random() < 0.3:
             await machine.backup()
     return wrong

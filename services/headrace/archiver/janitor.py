@@ -28,6 +28,8 @@ async def run(scope: Scope, store: Store, keep_s: int) -> None:
         else:
             if planned.remove or planned.bases:
                 log.info("garbage_collected", files=len(planned.remove), bases=len(planned.bases))
+            if (base := planned.kept_for) is not None:
+                log.warning("files_kept_for_base", base=base.id, next_id=base.next_id)
             for reader in planned.kept_by:
                 log.warning("files_kept_for_reader", reader=reader.name, next_id=reader.next_id)
         # No file stays much longer than it should, however short that is.

@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 
 from headrace.archive import WalReader
+from headrace.archive.bases import BaseRecord, Bases
+from headrace.archive.errors import FileTakenError
+from headrace.archive.layout import base_beginning, file_name
+from headrace.archive.store import Names, Store
 from headrace.testing.database import Database
 from headrace.testing.oracle import Change
 from headrace.testing.process import Outcome
 from headrace.testing.process import command as run
+from headrace.testing.s3 import S3Server
 from headrace.testing.suite import Suite
+from tests.support.archive_maker import table_info
 from tests.support.archiving import WITH_ARCHIVE, Archiving
 
 TYPES = (
@@ -138,6 +145,26 @@ async def test_a_replay_from_bases_needs_no_file_from_before_them(
         assert "--into" in said.err
         said = await headrace(settings, *restore, "--into", "sqlite:///x.db", "--replace", code=1)
         assert "--way logical has no --replace" in said.err
+
+
+async def test_a_bucket_lists_complete_bases_creates_a_record_once_and_removes_all_of_a_base(
+    s3: S3Server,
+) -> None:
+    store = Store(s3.url("log"), s3.options())
+    kept = Bases(store)
+    record = BaseRecord("one", "made", "headrace", "1", table_info("orders"), 100, 7, 1, 0, ())
+    await asyncio.to_thread(store.put_new, file_name(1), b"a file of the log")
+    await asyncio.to_thread(kept.begin, "one")
+    await asyncio.to_thread(kept.begin, "two")
+    assert await asyncio.to_thread(kept.all) == []
+    await asyncio.to_thread(kept.complete, record)
+    assert [one.record for one in await asyncio.to_thread(kept.all)] == [record]
+    assert [one.id for one in await asyncio.to_thread(kept.unfinished)] == ["two"]
+    with pytest.raises(FileTakenError):
+        await asyncio.to_thread(kept.complete, record)
+    await asyncio.to_thread(kept.remove, record)
+    left = await asyncio.to_thread(store.ask, Names(""))
+    assert [item.location for item in left] == [file_name(1), base_beginning("two")]
 
 
 async def test_a_kill_leaves_no_base_that_counts_and_a_replay_that_can_be_repeated(

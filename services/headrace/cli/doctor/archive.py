@@ -7,6 +7,7 @@ clock.
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nats.errors import Error as NatsError
@@ -20,6 +21,7 @@ from headrace.settings import Settings
 
 if TYPE_CHECKING:
     from headrace.archive import SegmentInfo
+    from headrace.archive.bases import BaseRecord
 
 GROUP = "Archive"
 ARCHIVER = "archiver"
@@ -34,6 +36,7 @@ async def examine(settings: Settings) -> Findings:
     findings = Findings(GROUP, [])
     if settings.archive.url:
         await _store(settings, settings.archive.url, findings)
+        await examine_bases(settings, settings.archive.url, findings)
         try:
             await _keeper(settings, findings)
         except (HeadraceError, NatsError, TimeoutError):
@@ -74,6 +77,49 @@ def _last(url: str) -> tuple[int, SegmentInfo | None]:
     if file is None:
         return len(listed), None
     return len(listed), file.info
+
+
+async def examine_bases(settings: Settings, url: str, findings: Findings) -> None:
+    """The base snapshots; where old files are removed, whether they keep what replays need."""
+    try:
+        newest = await asyncio.to_thread(_newest_bases, url)
+    except (ModuleNotFoundError, HeadraceError):
+        # The store's own check has the reason, or `headrace archive verify`.
+        newest = None
+    keep_s = settings.archive.keep_s
+    if newest is None:
+        findings.warn(
+            "bases", "can't be read", "Run `headrace archive base ls`; it names the object."
+        )
+    elif newest:
+        oldest = min(newest, key=lambda record: record.time_us)
+        name = ".".join(oldest.name)
+        found = f"tables with a base: {len(newest)}; the oldest is of {name}, {oldest.time:%F %T}"
+        age_s = (datetime.now(UTC) - oldest.time).total_seconds()
+        if keep_s is not None and age_s > 2 * keep_s:
+            findings.warn(
+                "bases",
+                f"{found}: the archive keeps all files since then",
+                "Take a new base (`headrace archive base now`), or remove that of a table that "
+                "nobody copies any more (`headrace archive base rm`).",
+            )
+        else:
+            findings.ok("bases", found)
+    elif keep_s is not None:
+        findings.warn(
+            "bases",
+            "no table has a base, and HEADRACE_ARCHIVE_KEEP_S removes old files",
+            "Run `headrace archive base now` regularly: without a base, a replay needs a table's "
+            "whole history.",
+        )
+
+
+def _newest_bases(url: str) -> list[BaseRecord]:
+    from headrace.archive.bases import Bases  # an extra
+    from headrace.archive.store import Store
+
+    # By LSN: the last one of a table remains.
+    return list({base.record.name: base.record for base in Bases(Store(url)).all()}.values())
 
 
 async def _keeper(settings: Settings, findings: Findings) -> None:
