@@ -70,7 +70,7 @@ SQL_SERVER = ServiceFacts(
 CONSOLE = ServiceFacts(
     "console",
     9087,
-    "Show the suite in a browser, trace changes, and act for those who may.",
+    "Show the suite in a browser, trace changes, and let authorized users act.",
     ("console_live_tabs", "console_requests"),
     optional=True,
 )

@@ -1,4 +1,4 @@
-"""Proves that a mirror is equal to its source: both at one LSN, while both move.
+"""Proves that a mirror is equal to its source: both at one LSN, while both change.
 
     verdict = await Verifier(settings, client, target).table("users")
 

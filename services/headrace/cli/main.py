@@ -177,7 +177,7 @@ Lake = Annotated[
     str | None,
     typer.Option(
         "--lake",
-        help="Also keep Iceberg tables, and the archive that they are made from: file:///…, s3://… "
+        help="Also keep Iceberg tables, and the archive that they come from: file:///…, s3://… "
         "[HEADRACE_LAKE_URL]",
     ),
 ]

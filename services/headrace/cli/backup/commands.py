@@ -66,7 +66,8 @@ def now(  # noqa: PLR0917  # typer turns them into options
         bool,
         typer.Option(
             "--incremental",
-            help="Only what changed since the newest backup: PostgreSQL 17, summarize_wal.",
+            help="Store only changes since the newest backup. Needs PostgreSQL 17 and "
+            "summarize_wal.",
         ),
     ] = False,
     due: Annotated[
@@ -77,7 +78,7 @@ def now(  # noqa: PLR0917  # typer turns them into options
         str | None,
         typer.Option(
             "--full-every",
-            help="Incremental as long as the newest full backup is younger than this, and the "
+            help="Take incremental backups while the newest full one is younger than this, if the "
             "server supports it: 7d.",
         ),
     ] = None,
@@ -142,7 +143,7 @@ def status(url: Url = None, as_json: AsJson = False) -> None:
 
 @app.command("drops")
 def list_drops(url: Url = None, as_json: AsJson = False) -> None:
-    """List the dropped tables that can be brought back, the last one first."""
+    """List the dropped tables that can be restored, newest drop first."""
 
     def work(_: Settings, store: BackupStore) -> None:
         from headrace.cli.backup import look
@@ -160,8 +161,8 @@ def verify(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of the store, and check that the log is complete up to now. Exits with 3 and
-    names what is damaged or missing.
+    """Read every byte of the store, and check that the log is complete up to now. Names
+    damaged or missing objects, and then exits with 3.
     """
     code = 0
 
@@ -194,8 +195,8 @@ def expire(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old backups by whole chains, the log that only they needed, and what interrupted
-    backups left.
+    """Remove whole chains of old backups, the log that only they needed, and the remains of
+    interrupted backups.
     """
 
     def work(settings: Settings, store: BackupStore) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="lake",
-    help="The source's tables as Iceberg tables: look, keep small, copy again, verify.",
+    help="The source's tables as Iceberg tables: list, compact, copy again, verify.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -31,7 +31,7 @@ CatalogUrl = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 OlderThan = Annotated[
-    str | None, typer.Option("--older-than", help="An age: 90, 30m, 12h, 7d. [the settings']")
+    str | None, typer.Option("--older-than", help="An age: 90, 30m, 12h, 7d. [from the settings]")
 ]
 
 
@@ -87,7 +87,7 @@ def ls(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> 
 
 @app.command("status")
 def status(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> None:
-    """Show the last cut, its distance to the source, and what waits."""
+    """Show the last cut, its lag behind the source, and the files and copies that wait."""
 
     def work(lake: Lake) -> None:
         import asyncio
@@ -106,7 +106,7 @@ def cuts(
     limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List the cuts that readers can go back to, the last one first."""
+    """List the cuts that readers can go back to, newest first."""
 
     def work(lake: Lake) -> None:
         from headrace.cli.lake import look
@@ -124,13 +124,15 @@ def copy_again(  # typer turns them into options
     wait: Annotated[
         float | None, typer.Option("--wait", min=0, help="Seconds to wait. [until it is done]")
     ] = None,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only leave the request.")] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Store the request, and don't wait.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Ask the lake-writer to copy a table again, and wait until a cut has the copy.
 
-    The request is stored: the lake-writer takes it when it runs. Ctrl-C stops waiting, not the
-    copy.
+    The request is stored, and the lake-writer picks it up when it runs. Ctrl-C stops waiting, not
+    the copy.
     """
 
     def work(lake: Lake) -> None:
@@ -143,8 +145,8 @@ def copy_again(  # typer turns them into options
 
 @app.command("compact")
 def compact(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> None:
-    """Join small files, and rewrite files without their deleted rows. The lake-writer does so
-    between cuts, with less effort.
+    """Join small files, and rewrite files without their deleted rows. The lake-writer does the
+    same between cuts, in smaller steps.
     """
 
     def work(lake: Lake) -> None:
@@ -166,7 +168,7 @@ def expire(
     older_than: OlderThan = None,
     as_json: AsJson = False,
 ) -> None:
-    """Drop snapshots that readers don't go back to; tags and branches keep theirs."""
+    """Drop snapshots that no kept cut shows; those of tags and branches are kept."""
 
     def work(lake: Lake) -> None:
         from headrace.cli.lake import keep
@@ -198,7 +200,7 @@ def orphans(
 
 @app.command("gc")
 def gc(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> None:
-    """Compact, expire, and remove what nothing refers to."""
+    """Compact, expire, and remove files that nothing refers to."""
 
     def work(lake: Lake) -> None:
         from headrace.cli.lake import keep
@@ -220,7 +222,7 @@ def verify(
     ] = 60,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the lake with its source, both at one LSN, while both move. Exits with 3 if they
+    """Compare the lake with its source, both at one LSN, while both change. Exits with 3 if they
     differ.
     """
     code = 0

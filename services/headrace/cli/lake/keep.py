@@ -149,7 +149,7 @@ def orphans(lake: Lake, older_than_s: float | None, *, remove: bool, as_json: bo
 
 
 def gc(lake: Lake, *, as_json: bool) -> None:
-    """Compact, expire, and remove what nothing refers to."""
+    """Compact, expire, and remove files that nothing refers to."""
     compact_all(lake, as_json=as_json)
     expire(lake, None, None, as_json=as_json)
     orphans(lake, None, remove=True, as_json=as_json)

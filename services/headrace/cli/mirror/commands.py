@@ -114,8 +114,8 @@ def verify(
         ),
     ] = False,
 ) -> None:
-    """Compare a mirror or a sink with its source, both at one LSN, while both move. Exits with 3 if
-    they differ.
+    """Compare a mirror or a sink with its source, both at one LSN, while both change. Exits with 3
+    if they differ.
     """
     from headrace.cli.mirror import verify as command
 

@@ -29,7 +29,7 @@ BeforeDrop = Annotated[
 At = Annotated[
     str | None, typer.Option("--at", help="A time: 2026-01-31T15:46+01:00, or 30m, 2h ago.")
 ]
-AtLsn = Annotated[str | None, typer.Option("--lsn", help="A place in the log: 0/191BFD0.")]
+AtLsn = Annotated[str | None, typer.Option("--lsn", help="A position in the log: 0/191BFD0.")]
 Xid = Annotated[
     int | None, typer.Option("--xid", min=3, help="After this transaction has committed.")
 ]
@@ -71,35 +71,38 @@ NewName = Annotated[
 ]
 Replace = Annotated[
     bool,
-    typer.Option("--replace", help="Bring the rows of the live table back, instead of a new one."),
+    typer.Option(
+        "--replace", help="Restore rows of the live table, instead of creating a new table."
+    ),
 ]
 Where = Annotated[
     str | None,
-    typer.Option("--where", help="Bring only these rows back: customer = 7. As SQL's WHERE."),
+    typer.Option("--where", help="Restore only these rows, as in SQL's WHERE: customer = 7."),
 ]
 DiscardLater = Annotated[
     bool,
-    typer.Option("--discard-later", help="Delete rows, too, that were inserted since the moment."),
+    typer.Option("--discard-later", help="Also delete rows that were inserted since the moment."),
 ]
 Yes = Annotated[
-    bool, typer.Option("--yes", help="Change the rows without asking, after the difference.")
+    bool, typer.Option("--yes", help="Show the difference, then change the rows without asking.")
 ]
 Timeline = Annotated[
     int | None, typer.Option("--timeline", min=1, help="The timeline to follow. [the newest]")
 ]
 Tablespaces = Annotated[
     list[str] | None,
-    typer.Option("--tablespace", help="A tablespace's new place: OLD=NEW; repeatable."),
+    typer.Option("--tablespace", help="A tablespace's new location: OLD=NEW; repeatable."),
 ]
 Work = Annotated[
-    Path | None, typer.Option("--work", help="Where a table's cluster is restored. [temporary]")
+    Path | None,
+    typer.Option("--work", help="Folder in which a table's cluster is restored. [temporary]"),
 ]
 Drill = Annotated[
     bool,
     typer.Option(
         "--drill",
         help="Prove that the backups work: restore to a random recent moment, compare with the "
-        "source, remove it. Exits with 3 if they differ.",
+        "source, remove the copy. Exits with 3 if they differ.",
     ),
 ]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Only show what the restore would do.")]
@@ -150,10 +153,10 @@ def restore(  # noqa: PLR0917  # typer turns them into options
     drill: Drill = False,
     way: Way = RestoreWay.PHYSICAL,
 ) -> None:
-    """Bring the cluster back at any moment in a new folder, or one table or some of its rows into a
-    live database.
+    """Restore the cluster as of any moment into a new folder, or one table or some of its rows into
+    a live database.
 
-    Without a moment --to goes to the end of the log.
+    Without a moment, --to restores up to the end of the log.
     """
 
     if way is RestoreWay.LOGICAL:

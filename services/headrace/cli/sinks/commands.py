@@ -31,13 +31,13 @@ class ResetPlace(StrEnum):
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="sinks",
-    help="The sinks of headrace.toml: check, look, pause, reset, test.",
+    help="The sinks of headrace.toml: check, list, pause, reset, test.",
     no_args_is_help=True,
     context_settings=_CONTEXT,
 )
 letters = typer.Typer(
     name="dead-letters",
-    help="Records that a sink's target refused: look, deliver again, drop.",
+    help="Records that a sink's target refused: list, correct, deliver again, drop.",
     no_args_is_help=True,
     context_settings=_CONTEXT,
 )
@@ -106,7 +106,7 @@ def apply(config: Config = None, slot: Slot = None, as_json: AsJson = False) -> 
 
 @app.command("ls")
 def ls(config: Config = None, slot: Slot = None, as_json: AsJson = False) -> None:
-    """Show each sink: its target, its promise, how far it is, what stops it."""
+    """Show each sink: its target, promise and position, and why it is stopped."""
     from headrace.cli.sinks import look
 
     settings, sinks = _loaded(config, slot)
@@ -125,7 +125,7 @@ def pause(name: Name, config: Config = None, slot: Slot = None, as_json: AsJson 
 
 @app.command("resume")
 def resume(name: Name, config: Config = None, slot: Slot = None, as_json: AsJson = False) -> None:
-    """Let a sink continue where it was."""
+    """Let a sink continue where it stopped."""
     from headrace.cli.sinks import instruct
 
     settings, sinks = _loaded(config, slot)
@@ -138,13 +138,16 @@ def reset(
     name: Name,
     to: Annotated[
         ResetPlace,
-        typer.Option("--to", help="start: all that the stream has; now; snapshot: copy again."),
+        typer.Option(
+            "--to",
+            help="start: all events of the stream; now: only new ones; snapshot: copy again.",
+        ),
     ],
     config: Config = None,
     slot: Slot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a sink forget its position. Delivered records stay, and may come again."""
+    """Make a sink forget its position. Delivered records stay, and may be delivered again."""
     from headrace.cli.sinks import instruct
     from headrace.sinks.control import ResetTo
 
@@ -163,9 +166,9 @@ def dry_run(
     slot: Slot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Connect to a sink's target and log in. A database also says what it would do with each table.
-    With --last, also show the records that the sink would write for the last events. Writes
-    nothing, and does not disturb the sink's process.
+    """Connect to a sink's target and log in. For a database, also show what the sink would
+    do with each table. With --last, also show the records that the sink would write for the last
+    events. Writes nothing, and does not disturb the sink's process.
     """
     from headrace.cli.sinks import dry_run as command
 
@@ -202,7 +205,7 @@ def letters_show(
 def letters_replay(
     sink: Sink,
     record_id: Annotated[
-        str | None, typer.Argument(metavar="ID", help="One record; all of the sink without it.")
+        str | None, typer.Argument(metavar="ID", help="One record. [all of the sink]")
     ] = None,
     slot: Slot = None,
     as_json: AsJson = False,
@@ -222,12 +225,12 @@ def letters_correct(
         list[str] | None, typer.Option("--set", metavar="COLUMN=TEXT", help="A column's new value.")
     ] = None,
     nulls: Annotated[
-        list[str] | None, typer.Option("--null", metavar="COLUMN", help="A column that is NULL.")
+        list[str] | None, typer.Option("--null", metavar="COLUMN", help="A column to set to NULL.")
     ] = None,
     slot: Slot = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give columns of a parked record other values, which the next replay delivers.
+    """Change column values of a parked record; the next replay delivers them.
 
     The row in PostgreSQL stays as it is.
     """

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="sql",
-    help="The SQL server, which answers SQL over the lake: its users.",
+    help="The users of the SQL server, which answers SQL over the lake.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 users_app = typer.Typer(
     name="users",
-    help="The users of the SQL server. It must run, or its own PostgreSQL.",
+    help="The users of the SQL server. It must be running, or its private PostgreSQL.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -50,14 +50,16 @@ def add(
     name: Name,
     password_file: Annotated[
         Path | None,
-        typer.Option("--password-file", help="File with the password. [made, and shown once]"),
+        typer.Option("--password-file", help="File with the password. [generated, and shown once]"),
     ] = None,
     no_tables: Annotated[
         bool,
-        typer.Option("--no-tables", help="Without rights: GRANT single tables as superuser."),
+        typer.Option(
+            "--no-tables", help="Give the user no rights: GRANT single tables as superuser."
+        ),
     ] = False,
 ) -> None:
-    """Create a user who may read all tables of the lake, or give one another password."""
+    """Create a user who may read all tables of the lake, or change a user's password."""
     from headrace.cli.sql import users
 
     def work() -> None:

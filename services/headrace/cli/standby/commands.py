@@ -44,7 +44,7 @@ Source = Annotated[
 
 @app.command("create")
 def create(folder: Folder, url: Url = None, source: Source = StandbySource.STORE) -> None:
-    """Make a standby in a new folder, and say how to start it."""
+    """Create a standby in a new folder, and show how to start it."""
 
     def work(settings: Settings, store: BackupStore) -> None:
         from headrace.cli.standby import bucket, primary
@@ -71,7 +71,7 @@ def feed(folder: Folder, url: Url = None) -> None:
 
 @app.command("promote")
 def promote(folder: Folder, url: Url = None) -> None:
-    """Make a running standby a primary, and say where its own backups go."""
+    """Promote a running standby to a primary, and show where its own backups go."""
 
     def work(settings: Settings, store: BackupStore) -> None:
         from headrace.cli.standby import promote as command
