@@ -156,8 +156,8 @@ class AuditSettings:
     page_port: int | None = setting(
         "HEADRACE_AUDIT_PORT",
         None,
-        "Port of the audit page when started by `headrace audit up`. Unset, 9096, or a free port "
-        "if that is taken.",
+        "Port of the audit page when started by `headrace audit up`. If unset, 9096, or a free "
+        "port if that is taken.",
         least=1,
     )
     health_port: int | None = setting(

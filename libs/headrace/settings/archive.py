@@ -14,9 +14,9 @@ class ArchiveSettings:
     url: str | None = setting(
         "HEADRACE_ARCHIVE_URL",
         None,
-        "Location of the archive: `file:///…`, `s3://…`, `gs://…` or `az://…`. Set it for "
-        "wal-reader as well as the archiver: it is how wal-reader knows that there is an archiver "
-        "to wait for. Unset, there is no archive.",
+        "Location of the archive: `file:///…`, `s3://…`, `gs://…` or `az://…`. Set it for the "
+        "archiver and for wal-reader, which learns from it that there is an archiver to wait for. "
+        "If unset, there is no archive.",
     )
     required: bool = setting(
         "HEADRACE_ARCHIVE_REQUIRED",
@@ -64,6 +64,6 @@ class ArchiveSettings:
         "HEADRACE_ARCHIVE_KEEP_S",
         None,
         "Age in seconds after which the archiver removes files. Files that a registered reader "
-        "hasn't read are kept. Unset, nothing is removed.",
+        "hasn't read are kept. If unset, nothing is removed.",
         least=1,
     )

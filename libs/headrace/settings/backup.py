@@ -15,21 +15,21 @@ class BackupSettings:
         "HEADRACE_BACKUP_URL",
         None,
         "Location of the backup store: `file:///…`, `s3://…`, `gs://…` or `az://…`. Each cluster "
-        "needs its own location, and so does a cluster that was restored. Unset, there are no "
+        "needs its own location, and so does a cluster that was restored. If unset, there are no "
         "backups.",
     )
     slot: str = setting(
         "HEADRACE_BACKUP_SLOT",
         "headrace_backup",
-        "Name of the physical replication slot of wal-archiver. It retains the log until it is "
-        "stored: limit it with PostgreSQL's `max_slot_wal_keep_size`.",
+        "Name of the physical replication slot of wal-archiver. It retains the log until the log "
+        "is stored; limit it with PostgreSQL's `max_slot_wal_keep_size`.",
     )
     chunk_interval_s: float = setting(
         "HEADRACE_BACKUP_CHUNK_INTERVAL_S",
         0.5,
-        "Minimum time between two objects with parts of an unfinished segment, in seconds. This is "
-        "how much may be lost with the primary's disk under load. A smaller value loses less, and "
-        "costs more requests to the object store.",
+        "Minimum time between two objects with parts of an unfinished segment, in seconds. Under "
+        "load, the commits of this interval may be lost with the primary's disk. A smaller value "
+        "loses less, but sends more requests to the object store.",
         least=0,
     )
     synchronous: bool = setting(
@@ -55,28 +55,28 @@ class BackupSettings:
     rate_kib_s: int | None = setting(
         "HEADRACE_BACKUP_RATE_KIB_S",
         None,
-        "Maximum speed of a base backup in KiB per second, to spare the server's disks. Unset, it "
-        "is not limited.",
+        "Maximum speed of a base backup in KiB per second, to spare the server's disks. If unset, "
+        "there is no limit.",
         least=32,
     )
     keep_backups: int = setting(
         "HEADRACE_BACKUP_KEEP_BACKUPS",
         7,
         "Number of backups that `headrace backup expire` keeps, with the log from the oldest of "
-        "them on. Incremental backups stay with those that they follow.",
+        "them on. An incremental backup is kept together with the backups that it builds on.",
         least=1,
     )
     keep_s: int | None = setting(
         "HEADRACE_BACKUP_KEEP_S",
         None,
-        "Age in seconds of the oldest moment that stays restorable; older backups are removed only "
-        "if a newer one is that old, too. Unset, only the number of backups counts.",
+        "Age in seconds of the oldest moment that must stay restorable. Older backups are removed "
+        "only if a newer one is also that old. If unset, only the number of backups counts.",
         least=1,
     )
     binaries: str | None = setting(
         "HEADRACE_BACKUP_BINARIES",
         None,
         "Folder with PostgreSQL's programs (`postgres`, `pg_dump`, `psql`, `pg_combinebackup`) of "
-        "the cluster's version, for restores. Unset, the PATH, `pg_config` and the wheel of "
-        "`headrace[embedded]` are searched.",
+        "the cluster's version, for restores. If unset, Headrace searches the PATH, `pg_config` "
+        "and the wheel of `headrace[embedded]`.",
     )

@@ -19,15 +19,16 @@ class ConsoleSettings:
     token: str | None = setting(
         "HEADRACE_CONSOLE_TOKEN",
         None,
-        "Token of the role admin, with the right to see all values. Unset and without an access "
-        "file or proxies, the console answers on this machine only, to everyone on it.",
+        "Token of the role admin, with the right to see all values. If it is unset and there is "
+        "neither an access file nor a proxy, the console answers only on this machine, to everyone "
+        "on it.",
         secret=True,
     )
     access_file: str | None = setting(
         "HEADRACE_CONSOLE_ACCESS_FILE",
         None,
-        "TOML file with the tokens, users and groups that may use the console, their roles and "
-        "rights ([Console](console.md#who-may-do-what)).",
+        "TOML file with the tokens, users and groups that may use the console, and with their "
+        "roles and rights ([Console](console.md#who-may-do-what)).",
     )
     proxies: tuple[str, ...] = setting(
         "HEADRACE_CONSOLE_PROXIES",
@@ -45,7 +46,8 @@ class ConsoleSettings:
         "HEADRACE_CONSOLE_HOSTS",
         (),
         "Host names by which browsers may reach the console, without ports. Names of this machine "
-        "are always accepted on loopback. Unset on another address, any name is accepted.",
+        "are always accepted on loopback. If the setting is unset, the console accepts any name on "
+        "other addresses.",
     )
     redact: tuple[str, ...] = setting(
         "HEADRACE_CONSOLE_REDACT",
@@ -57,40 +59,41 @@ class ConsoleSettings:
         "HEADRACE_CONSOLE_SQL_URL",
         None,
         "Address of the [SQL server](sql.md) for the page SQL, as "
-        "`postgresql://user:password@host:5440/lake`, with a user of `headrace sql users add`. "
-        "People with the right `sql` read with the grants of this user. Unset, there is no "
-        "SQL on the console.",
+        "`postgresql://user:password@host:5440/lake`, with a user that `headrace sql users add` "
+        "created. People with the right `sql` read with the grants of this user. If unset, the "
+        "console offers no SQL.",
         secret=True,
     )
     acts_stream: str = setting(
         "HEADRACE_CONSOLE_ACTS_STREAM",
         "HEADRACE_ACTS",
-        "JetStream stream with the log of acts, which the console creates.",
+        "JetStream stream for the log of acts. The console creates it.",
     )
     streams_max: int = setting(
         "HEADRACE_CONSOLE_LIVE_MAX",
         32,
-        "Tabs that may follow live at a time. All of them share one consumer; each costs memory "
-        "for what it has not read yet, and keeps its place for a second after it was closed.",
+        "Maximum number of tabs that follow live at the same time. All of them share one consumer. "
+        "Each tab needs memory for messages that it has not read yet, and counts for another "
+        "second after it was closed.",
         least=1,
     )
     ring_bytes: int = setting(
         "HEADRACE_CONSOLE_RING_BYTES",
         32 * MIB,
-        "Latest messages kept for tabs that follow events, in bytes of payload. Decoded, they "
-        "take several times as much memory.",
+        "Size of the latest messages that are kept for tabs that follow events, in bytes of "
+        "payload. Decoded messages need several times as much memory.",
         least=MIB,
     )
     search_messages_max: int = setting(
         "HEADRACE_CONSOLE_SEARCH_MESSAGES_MAX",
         20_000,
-        "Messages that one search of events reads; the next request continues it. A larger value "
-        "takes longer for each answer.",
+        "Maximum number of messages that one search of events reads; the next request continues "
+        "the search. With a larger value, each answer takes longer.",
         least=100,
     )
     search_bytes_max: int = setting(
         "HEADRACE_CONSOLE_SEARCH_BYTES_MAX",
         32 * MIB,
-        "Bytes that one search of events reads.",
+        "Maximum bytes that one search of events reads.",
         least=MIB,
     )

@@ -15,8 +15,8 @@ class LakeSettings:
     url: str | None = setting(
         "HEADRACE_LAKE_URL",
         None,
-        "Location of the lake: `file:///…`, `s3://…`, `gs://…` or `az://…`. The lake is built "
-        "from the archive, so `HEADRACE_ARCHIVE_URL` is required, too. Unset, there is no lake.",
+        "Location of the lake: `file:///…`, `s3://…`, `gs://…` or `az://…`. The lake is built from "
+        "the archive, so `HEADRACE_ARCHIVE_URL` is required, too. If unset, there is no lake.",
     )
     catalog: str | None = setting(
         "HEADRACE_LAKE_CATALOG",
@@ -29,39 +29,40 @@ class LakeSettings:
     engine: LakeEngine = setting(
         "HEADRACE_LAKE_ENGINE",
         LakeEngine.SPARK,
-        "What turns rows into files. `spark` uses Spark for everything: a local session, which "
-        "starts with the first batch, or the server in `SPARK_REMOTE`. `inline` works in the "
+        "Engine that turns rows into files. `spark` uses Spark for everything: a local session, "
+        "which starts with the first batch, or the server in `SPARK_REMOTE`. `inline` runs in the "
         "lake-writer and needs no Java. `auto` uses Spark for large tables and large batches, and "
-        "works inline otherwise. All give the same tables. Needs `headrace[spark]`, except "
-        "`inline`.",
+        "works inline otherwise. All engines create the same tables. All but `inline` need "
+        "`headrace[spark]`.",
     )
     spark_rows_min: int = setting(
         "HEADRACE_LAKE_SPARK_ROWS_MIN",
         200_000,
-        "Rows in a batch from which on `HEADRACE_LAKE_ENGINE=auto` uses Spark. A smaller value "
-        "moves more work out of the lake-writer, and adds the time of a Spark job to smaller "
-        "batches.",
+        "Minimum number of rows in a batch for which `HEADRACE_LAKE_ENGINE=auto` uses Spark. A "
+        "smaller value moves more work out of the lake-writer, but adds the time of a Spark job to "
+        "smaller batches.",
         least=0,
     )
     spark_ranges_min: int = setting(
         "HEADRACE_LAKE_SPARK_RANGES_MIN",
         4,
-        "Ranges of `HEADRACE_SNAPSHOT_RANGE_BYTES` in a table from which on "
-        "`HEADRACE_LAKE_ENGINE=auto` copies it with Spark.",
+        "Minimum size of a table that `HEADRACE_LAKE_ENGINE=auto` copies with Spark, in ranges of "
+        "`HEADRACE_SNAPSHOT_RANGE_BYTES`.",
         least=0,
     )
     token: str | None = setting(
         "HEADRACE_LAKE_TOKEN",
         None,
-        "Bearer token for the lake's Iceberg REST endpoint on lake-writer's port. Unset, the "
-        "endpoint answers only on this machine, if the port listens on a loopback address.",
+        "Bearer token for the lake's Iceberg REST endpoint on lake-writer's port. If unset, the "
+        "endpoint answers only on this machine, and only if the port listens on a loopback "
+        "address.",
         secret=True,
     )
     flush_interval_s: float = setting(
         "HEADRACE_LAKE_FLUSH_INTERVAL_S",
         2.0,
-        "Minimum time between two cuts, in seconds. A smaller value makes the lake more current, "
-        "and creates more and smaller files, which cost readers time until they are compacted.",
+        "Minimum time between two cuts, in seconds. A smaller value makes the lake more current. "
+        "It also creates more and smaller files, which slow down readers until they are compacted.",
         least=0.1,
     )
     keep_cuts: int = setting(
@@ -74,65 +75,65 @@ class LakeSettings:
     keep_s: float = setting(
         "HEADRACE_LAKE_KEEP_S",
         432_000.0,
-        "Maximum age of the cuts that readers can go back to, in seconds; five days by default. "
-        "It matters for tables that seldom change, whose former files it releases. The last cut "
+        "Maximum age of the cuts that readers can go back to, in seconds; five days by default. It "
+        "matters for tables that seldom change, because it releases their old files. The last cut "
         "and tagged snapshots are always kept.",
         least=60,
     )
     cache_bytes: int = setting(
         "HEADRACE_LAKE_CACHE_BYTES",
         64 * MIB,
-        "Memory for the key columns of data files, in bytes. Updates and deletes are found in "
-        "these columns. If the keys of a table don't fit, they are read from the lake again for "
-        "each batch.",
+        "Memory for the key columns of data files, in bytes. The lake-writer uses them to find the "
+        "rows of updates and deletes. If the keys of a table don't fit, it reads them from the "
+        "lake again for each batch.",
         least=MIB,
     )
     compact_target_bytes: int = setting(
         "HEADRACE_LAKE_COMPACT_TARGET_BYTES",
         128 * MIB,
-        "Size of the data files that compaction makes, in bytes; files of half this size are left "
-        "as they are. Larger files are faster to read as a whole, and take more memory to search "
-        "for keys.",
+        "Size of the data files that compaction writes, in bytes; files of half this size are left "
+        "as they are. Larger files are faster to read as a whole, but searching them for keys "
+        "takes more memory.",
         least=64 * 1024,
     )
     compact_files_min: int = setting(
         "HEADRACE_LAKE_COMPACT_FILES_MIN",
         8,
-        "Number of small files of about one size that are joined into one. A smaller value leaves "
-        "fewer files to readers, and rewrites each row more often.",
+        "Number of small files of similar size that are joined into one. A smaller value leaves "
+        "fewer files to read, but rewrites each row more often.",
         least=2,
     )
     compact_deleted_share: float = setting(
         "HEADRACE_LAKE_COMPACT_DELETED_SHARE",
         0.2,
-        "Share of deleted rows from which a data file is rewritten without them.",
+        "Minimum share of deleted rows at which a data file is rewritten without them.",
         least=0.01,
     )
     compact_bytes_max: int = setting(
         "HEADRACE_LAKE_COMPACT_BYTES_MAX",
         128 * MIB,
-        "Bytes that compaction reads between two cuts, so that cuts stay timely; a file is read as "
-        "a whole. 0 turns compaction off.",
+        "Maximum bytes that compaction reads between two cuts, so that it doesn't delay cuts; a "
+        "file is always read as a whole. 0 turns compaction off.",
         least=0,
     )
     cleanup_interval_s: float = setting(
         "HEADRACE_LAKE_CLEANUP_INTERVAL_S",
         600.0,
-        "Time between two searches for files that no kept snapshot refers to, in seconds. A "
-        "search lists all files of the lake.",
+        "Seconds between two searches for files that no kept snapshot refers to. A search lists "
+        "all files of the lake.",
         least=0.1,
     )
     grace_s: float = setting(
         "HEADRACE_LAKE_GRACE_S",
         3600.0,
-        "Time for which a file stays after nothing refers to it any more, in seconds. It has to be "
-        "longer than the longest query of a reader.",
+        "Seconds for which a file is kept after nothing refers to it any longer. Must be longer "
+        "than the longest query of a reader.",
         least=0.1,
     )
     keep_dropped_s: float = setting(
         "HEADRACE_LAKE_KEEP_DROPPED_S",
         604_800.0,
-        "Time for which the files of a table that left the lake are kept, in seconds; seven days "
-        "by default.",
+        "Seconds for which the files of a table that left the lake are kept; seven days by "
+        "default.",
         least=0.1,
     )

@@ -22,8 +22,8 @@ class WatchSettings:
     slot_interval_s: float = setting(
         "HEADRACE_SLOT_INTERVAL_S",
         1.0,
-        "Seconds between telemetry's queries of the replication slot's state. When a query has "
-        "taken a second, the console says that PostgreSQL does not answer.",
+        "Seconds between telemetry's queries of the replication slot's state. If a query takes "
+        "longer than a second, the console reports that PostgreSQL doesn't answer.",
         least=0.05,
     )
     wal_interval_s: float = setting(
@@ -70,8 +70,8 @@ class WatchSettings:
     catalog_interval_s: float = setting(
         "HEADRACE_CATALOG_INTERVAL_S",
         5.0,
-        "Seconds between comparisons of PostgreSQL's catalog with the published schemas. This is "
-        "how soon a change without rows, such as a new table, is noticed.",
+        "Seconds between comparisons of PostgreSQL's catalog with the published schemas. A change "
+        "without rows, such as a new table, is noticed within this time.",
         least=0.05,
     )
 
@@ -83,7 +83,7 @@ class OtelSettings:
     endpoint: str | None = setting(
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         None,
-        "URL of the collector, such as `http://collector:4318` (or `:4317` for gRPC). Unset, "
+        "URL of the collector, such as `http://collector:4318` (or `:4317` for gRPC). If unset, "
         "nothing is exported.",
     )
     protocol: OtlpProtocol = setting(
@@ -134,17 +134,17 @@ class ProcessSettings:
     http_port: int | None = setting(
         "HEADRACE_HTTP_PORT",
         None,
-        "HTTP port of the service. 0 picks a free port. Unset, each service uses its own: "
+        "HTTP port of the service. 0 picks a free port. If unset, each service uses its own: "
         "telemetry 9090, wal-reader 9091, publisher 9092, snapshot-responder 9093, "
-        "schema-publisher 9094, archiver 9095, audit-writer 9096, lake-writer 9097, "
-        "sql-server 9099, wal-archiver 9089, console 9087, sink 9088.",
+        "schema-publisher 9094, archiver 9095, audit-writer 9096, lake-writer 9097, sql-server "
+        "9099, wal-archiver 9089, console 9087, sink 9088.",
         least=0,
     )
     telemetry_url: str | None = setting(
         "HEADRACE_TELEMETRY_URL",
         None,
         "Address of telemetry, such as `http://telemetry:9090`, for the console, `headrace status` "
-        "and `headrace top`. Unset, port 9090 of this machine.",
+        "and `headrace top`. If unset, port 9090 of this machine.",
     )
     stats_interval_s: float = setting(
         "HEADRACE_STATS_INTERVAL_S",

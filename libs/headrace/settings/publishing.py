@@ -111,10 +111,10 @@ class DeliverySettings:
     msg_id_header: MsgIdHeader = setting(
         "HEADRACE_MSG_ID_HEADER",
         MsgIdHeader.NATS,
-        "The header that contains a message's ID. nats-server remembers those in `Nats-Msg-Id` for "
-        "`HEADRACE_DEDUPE_WINDOW_S`, which costs it about a fifth of its time per message. "
-        "Exactly-once delivery doesn't depend on that, so with `Headrace-Msg-Id` the stream is "
-        "faster; consumers that read the header must read the other one. A chain "
+        "The header that contains a message's ID. nats-server remembers the IDs in `Nats-Msg-Id` "
+        "for `HEADRACE_DEDUPE_WINDOW_S`, which takes about a fifth of its time per message. "
+        "Exactly-once delivery doesn't depend on that, so the stream is faster with "
+        "`Headrace-Msg-Id`. Consumers that read the ID must then read that header. A chain "
         "(`HEADRACE_INGEST`) always uses `Nats-Msg-Id`.",
     )
     poison: Poison = setting(
@@ -149,7 +149,7 @@ class DeliverySettings:
         1000,
         "Maximum number of messages in one atomic group of `HEADRACE_DELIVERY=transaction`. Must "
         "not exceed nats-server's `jetstream.limits.batch.max_msgs`. A larger transaction is split "
-        "into several groups, which its messages' headers say.",
+        "into several groups, as the headers of its messages show.",
         least=1,
     )
     atomic_bytes_max: int = setting(

@@ -15,7 +15,7 @@ class SnapshotSettings:
     spark_remote: str | None = setting(
         "SPARK_REMOTE",
         None,
-        "URL of a Spark Connect server (`sc://host:15002`). Unset, snapshot-responder and "
+        "URL of a Spark Connect server (`sc://host:15002`). If unset, snapshot-responder and "
         "lake-writer each start a local Spark when they need one.",
     )
     spark_master: str = setting(
@@ -35,11 +35,11 @@ class SnapshotSettings:
     spark: SnapshotSpark = setting(
         "HEADRACE_SNAPSHOT_SPARK",
         SnapshotSpark.AUTO,
-        "Which snapshots run in Spark. With `auto`, a table of at most "
+        "Snapshots that run in Spark. With `auto`, a table of at most "
         "`HEADRACE_SNAPSHOT_RANGE_BYTES` doesn't wait for a local Spark that is not running: a "
-        "Python process copies it in the same way, and Spark starts afterwards, for the next ones. "
-        "`large` doesn't start Spark afterwards, which saves its memory where all tables are "
-        "small. With `always`, every snapshot waits for Spark. With `SPARK_REMOTE`, every "
+        "Python process copies the table in the same way, and Spark starts afterwards, for later "
+        "snapshots. `large` doesn't start Spark afterwards, which saves its memory if all tables "
+        "are small. With `always`, every snapshot waits for Spark. With `SPARK_REMOTE`, every "
         "snapshot runs there.",
     )
     spark_start_timeout_s: float = setting(
@@ -85,8 +85,8 @@ class SnapshotSettings:
     attempts_max: int = setting(
         "HEADRACE_SNAPSHOT_ATTEMPTS_MAX",
         3,
-        "Number of attempts at a request if the responder is restarted during its snapshot. After "
-        "the last attempt the request fails.",
+        "Maximum number of attempts at a request whose snapshot is interrupted by a restart of the "
+        "responder. After the last attempt the request fails.",
         least=1,
     )
     chunk_rows_max: int = setting(
@@ -114,7 +114,7 @@ class SnapshotSettings:
         "HEADRACE_SNAPSHOT_RATE_BYTES_S_MAX",
         None,
         "Maximum bytes of rows per second that all snapshots together read from PostgreSQL. Set it "
-        "to protect a busy source; snapshots then take longer. Unset, there is no limit.",
+        "to protect a busy source; snapshots then take longer. If unset, there is no limit.",
         least=1,
     )
     copy_timeout_s: float = setting(

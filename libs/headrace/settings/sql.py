@@ -20,7 +20,7 @@ class SqlSettings:
         "HEADRACE_SQL_HOST",
         "127.0.0.1",
         "Address that the SQL server listens on. Clients log in with their own password on any "
-        "address; use TLS on all but this machine's.",
+        "address. Use TLS on all addresses but those of this machine.",
     )
     port: int = setting(
         "HEADRACE_SQL_PORT",
@@ -31,16 +31,16 @@ class SqlSettings:
     folder: str = setting(
         "HEADRACE_SQL_FOLDER",
         ".headrace/sql",
-        "Local folder of the SQL server: its PostgreSQL, which has users, grants and the tables' "
-        "definitions and no rows, and its copies of the tables. Keep it, or users and grants are "
-        "lost; the copies are filled again.",
+        "Local folder of the SQL server. It contains the private PostgreSQL, which has users, "
+        "grants and the tables' definitions but no rows, and the copies of the tables. Keep the "
+        "folder: without it, users and grants are lost. The copies are filled again.",
     )
     postgres: str | None = setting(
         "HEADRACE_SQL_POSTGRES",
         None,
-        "Address of a PostgreSQL 16 or newer to use instead of the one in HEADRACE_SQL_FOLDER, as "
+        "URL of a PostgreSQL 16 or newer to use instead of the one in HEADRACE_SQL_FOLDER, as "
         "`postgresql://superuser:password@host:port/database`. The database must belong to this "
-        "SQL server only, with the encoding UTF8 and the collation C.",
+        "SQL server only, and must have the encoding UTF8 and the collation C.",
         secret=True,
     )
     database: str = setting(
@@ -51,12 +51,12 @@ class SqlSettings:
     tls_cert: str | None = setting(
         "HEADRACE_SQL_TLS_CERT",
         None,
-        "File with the server's certificate chain (PEM). Unset, connections are not encrypted.",
+        "File with the server's certificate chain (PEM). If unset, connections are not encrypted.",
     )
     tls_key: str | None = setting(
         "HEADRACE_SQL_TLS_KEY",
         None,
-        "File with the key of HEADRACE_SQL_TLS_CERT (PEM).",
+        "File with the private key of `HEADRACE_SQL_TLS_CERT` (PEM).",
     )
     tls_required: bool = setting(
         "HEADRACE_SQL_TLS_REQUIRED",
@@ -66,33 +66,34 @@ class SqlSettings:
     connections_max: int = setting(
         "HEADRACE_SQL_CONNECTIONS_MAX",
         100,
-        "Clients that may be connected at a time. Each has a process in the private PostgreSQL.",
+        "Maximum number of clients that are connected at the same time. Each has a process in the "
+        "private PostgreSQL.",
         least=1,
     )
     queries_max: int = setting(
         "HEADRACE_SQL_QUERIES_MAX",
         4,
-        "Statements that read the lake at a time; others wait. A larger value shares the memory "
-        "and the processors among more statements.",
+        "Maximum number of statements that read the lake at the same time; others wait. A larger "
+        "value shares the memory and the processors among more statements.",
         least=1,
     )
     idle_timeout_s: float = setting(
         "HEADRACE_SQL_IDLE_TIMEOUT_S",
         0.0,
-        "Time after which a connection without statements is closed, in seconds; 0 means never.",
+        "Seconds without a statement after which a connection is closed; 0 means never.",
         least=0,
     )
     memory_mb: int = setting(
         "HEADRACE_SQL_MEMORY_MB",
         2048,
-        "Memory for the copies of the tables and for queries, in MiB. The rest goes to "
-        "HEADRACE_SQL_FOLDER. The process takes some hundred MiB in addition.",
+        "Memory for the copies of the tables and for queries, in MiB. Data that doesn't fit is "
+        "written to `HEADRACE_SQL_FOLDER`. The process needs a few hundred MiB more.",
         least=128,
     )
     spill_mb: int = setting(
         "HEADRACE_SQL_SPILL_MB",
         10_240,
-        "Space in HEADRACE_SQL_FOLDER for what doesn't fit into memory, in MiB.",
+        "Maximum space in `HEADRACE_SQL_FOLDER` for data that doesn't fit into memory, in MiB.",
         least=0,
     )
     threads: int = setting(
@@ -104,49 +105,47 @@ class SqlSettings:
     pin_s: float = setting(
         "HEADRACE_SQL_PIN_S",
         3600.0,
-        "Time for which a transaction may keep its cut, in seconds. The copies keep the rows that "
-        "it sees for as long; its next statement ends with an error afterwards.",
+        "Seconds for which a transaction may keep its cut. The copies keep the rows that it sees "
+        "for this time. After that, its next statement fails.",
         least=1,
     )
     poll_interval_s: float = setting(
         "HEADRACE_SQL_POLL_INTERVAL_S",
         0.25,
-        "Time between two looks for a later cut, in seconds. Each is a query of the lake's "
-        "catalog.",
+        "Seconds between two checks for a later cut. Each check is a query of the lake's catalog.",
         least=0.01,
     )
     send_timeout_s: float = setting(
         "HEADRACE_SQL_SEND_TIMEOUT_S",
         300.0,
-        "Time for which a client may take no bytes of a result, in seconds; its connection is "
-        "closed afterwards.",
+        "Seconds after which a client that reads no bytes of its result is disconnected.",
         least=1,
     )
     message_bytes_max: int = setting(
         "HEADRACE_SQL_MESSAGE_BYTES_MAX",
         16 * MIB,
-        "Size of a client's message, in bytes: a statement's text, or its parameters.",
+        "Maximum size of a client's message in bytes: a statement's text, or its parameters.",
         least=64 * 1024,
     )
     result_rows_max: int = setting(
         "HEADRACE_SQL_RESULT_ROWS_MAX",
         0,
-        "Rows that one statement may return from the lake; 0 means any number. A statement with "
-        "more ends with an error.",
+        "Maximum number of rows that one statement may return from the lake; 0 means any number. A "
+        "statement that returns more fails.",
         least=0,
     )
     exact_rows_max: int = setting(
         "HEADRACE_SQL_EXACT_ROWS_MAX",
         1_000_000,
-        "Rows of one statement's tables that the private PostgreSQL may hold to run it itself, if "
-        "something in it is not proven equal in DuckDB. A statement on larger tables is refused; "
-        "0 refuses all such statements.",
+        "Maximum number of rows in the tables of a statement that runs in the private PostgreSQL, "
+        "because something in it is not proven equal in DuckDB. A statement on larger tables is "
+        "refused; 0 refuses all such statements.",
         least=0,
     )
     schema_wait_s: float = setting(
         "HEADRACE_SQL_SCHEMA_WAIT_S",
         30.0,
-        "Time for which a change of a table's columns waits for transactions that use the table, "
-        "in seconds; their connections are closed afterwards. Later cuts wait meanwhile.",
+        "Seconds for which a change of a table's columns waits for transactions that use the "
+        "table. After that, their connections are closed. Later cuts wait meanwhile.",
         least=0,
     )
