@@ -25,7 +25,7 @@ from headrace.contract import exact
 from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import ORIGIN, Position
 from headrace.mirror import CreateTable, DropTable, InsertRows
-from headrace.mirror.mirror_state import Book
+from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.table import BootstrapRun, Phase, TableState
 from headrace.mirror.target import Step
 from headrace.process.failpoint import failpoint
@@ -57,7 +57,8 @@ class BaseLoading:
 
     async def load(self) -> ReplayStart:
         """Load each table's newest base into a table that readers don't see yet."""
-        if self._run.has_start:
+        # A mirror's target: its tables are on their way there.
+        if self._run.has_start or SEEN in self._book.lanes:
             return ReplayStart()
         self._chosen = await asyncio.to_thread(self._choose)
         whole = await asyncio.to_thread(self._needs_beginning)
