@@ -38,6 +38,7 @@ from headrace.console.problem import ProblemError
 from headrace.console.reading import EventReader
 from headrace.console.seen import SuiteAnswers
 from headrace.console.sessions import Sessions
+from headrace.console.sink_lsns import SinkLsns
 from headrace.console.sinks import Sinks
 from headrace.console.snapshots import SnapshotList
 from headrace.console.sql import SqlRuns
@@ -76,8 +77,9 @@ class ConsoleParts:
         redaction = _redaction(settings)
         self._sessions = Sessions()
         self._acts = ActsLog(settings)
-        self._suite = SuiteView(settings, redaction)
         self._reader = EventReader(settings)
+        self._sink_lsns = SinkLsns(self._reader)
+        self._suite = SuiteView(settings, redaction, self._sink_lsns)
         self._ring = LiveRing(self._reader, console.ring_bytes)
         tables = Tables(settings, self._reader, self._suite)
         self._identity = SignIn(access, self._sessions, settings.source.slot)
@@ -227,6 +229,7 @@ class ConsoleParts:
         self._scope.health.unblock("jetstream")
         self._scope.health.started()
         self._scope.spawn("pause-view", self._watch_pause(client))
+        self._scope.spawn("sink-lsns", self._watch_sinks(client))
         while not self._scope.stopping.is_set():
             # The connection comes back on its own; until then, answers say what is stale.
             self._suite.nats_is(await _nats_reason(client))
@@ -243,6 +246,19 @@ class ConsoleParts:
                     log.debug("pause_not_visible", reason=describe(error))
             # Not more often than people look: it is a request to the state bucket.
             await self._scope.pause(PAUSE_S)
+
+    async def _watch_sinks(self, client: Client) -> None:
+        while not self._scope.stopping.is_set():
+            try:
+                if client.is_connected:
+                    async with asyncio.timeout(PAUSE_S):
+                        await self._sink_lsns.read(self._suite.status)
+                else:
+                    self._sink_lsns.forget()
+            except FAILURES as error:
+                self._sink_lsns.forget()
+                log.debug("sinks_not_placed", reason=describe(error))
+            await self._scope.pause(RETRY_S)
 
     def _refresh(self, stats: Counters) -> None:
         stats.set("console_requests", self._guard.requests)

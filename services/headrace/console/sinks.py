@@ -17,6 +17,7 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from headrace.console.access import Caller
+from headrace.console.answering import SILENT
 from headrace.console.answers import answer, body_of, caller_of
 from headrace.console.cells import Redaction, event_document
 from headrace.console.known import FAILURES
@@ -322,6 +323,13 @@ def done_by(do: Do, result: str) -> Callable[[], Awaitable[tuple[str | None, str
 def _state(service: Mapping[str, Any] | None, instructions: Instructions) -> tuple[str, list[str]]:
     """A word for the state, and why it is no better."""
     if instructions.paused:
+        # Its process has not taken the instruction yet, and may still deliver.
+        if (
+            service is not None
+            and service["state"] not in SILENT
+            and "paused" not in service["reasons"]
+        ):
+            return "waiting", ["It stops at the end of a transaction."]
         return "paused", [instructions.reason] if instructions.reason else []
     if service is None:
         return "waiting", ["No process of this sink reports."]

@@ -18,6 +18,7 @@ from headrace.console.answering import NO_REPORT, SILENT, judged, silent
 from headrace.console.cells import Redaction
 from headrace.console.known import LastKnown, stamp
 from headrace.console.reasons import status_for
+from headrace.console.sink_lsns import SinkLsns
 from headrace.console.waterline import LogEnds, waterline
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
@@ -33,9 +34,10 @@ _RATE_SAMPLES = 5
 
 
 class SuiteView:
-    def __init__(self, settings: Settings, redaction: Redaction) -> None:
+    def __init__(self, settings: Settings, redaction: Redaction, sink_lsns: SinkLsns) -> None:
         self._settings = settings
         self._redaction = redaction
+        self._sink_lsns = sink_lsns
         base = telemetry_address(settings)
         self._known: LastKnown[dict[str, Any]] = LastKnown(
             "telemetry", lambda: fetch(base), INTERVAL_S / 2, TIMEOUT_S
@@ -164,7 +166,8 @@ class SuiteView:
         return self._ends.behind_s(now, int(slot["confirmed_lsn"]))
 
     def waterline(self) -> dict[str, Any]:
-        return waterline(self.status or {}, self._ends, time.time(), stamp())
+        lsns = self._sink_lsns.look()
+        return waterline(self.status or {}, self._ends, time.time(), stamp(), lsns)
 
     def overview(self, caller: Caller) -> dict[str, Any]:
         status = self.status_for(caller)

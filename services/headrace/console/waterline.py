@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from headrace.lsn import format_lsn
@@ -71,7 +72,13 @@ class LogEnds:
         return round(max(0.0, now - passed), 3)
 
 
-def waterline(status: Mapping[str, Any], ends: LogEnds, now: float, at: str) -> dict[str, Any]:
+def waterline(
+    status: Mapping[str, Any],
+    ends: LogEnds,
+    now: float,
+    at: str,
+    sink_lsns: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Any]:
     """The points that are known, the head first."""
     slot = status.get("slot")
     services = status.get("services") or {}
@@ -107,8 +114,11 @@ def waterline(status: Mapping[str, Any], ends: LogEnds, now: float, at: str) -> 
         for service, key, kind, text in _FIGURES
         if service in services and (figure := services[service]["figures"].get(key))
     ]
-    # These have no LSN, and only have seconds.
-    points += _sinks(services, at)
+    points += [
+        _sink(axis, name.removeprefix("sink-"), service, sink_lsns)
+        for name, service in services.items()
+        if name.startswith("sink-")
+    ]
     # The consumer of a sink that reports would be the same reader once more.
     prefix = f"sink-{status.get('source')}-"
     own = {name.replace("sink-", prefix, 1) for name in services if name.startswith("sink-")}
@@ -123,7 +133,7 @@ class _Axis:
         self._head = head
         self._ends = ends
         self._now = now
-        self._at = at
+        self.at = at
 
     def point(self, kind: str, name: str, lsn: int, state: str, text: str) -> dict[str, Any]:
         # Without a head there is nothing to be behind of.
@@ -137,7 +147,7 @@ class _Axis:
             "lsn": format_lsn(lsn),
             "behind_bytes": behind,
             "behind_s": self._ends.behind_s(self._now, lsn),
-            "at": self._at,
+            "at": self.at,
             "state": state,
             "text": text,
         }
@@ -152,24 +162,17 @@ def _slot_state(slot: Mapping[str, Any]) -> str:
     return "running"
 
 
-def _sinks(services: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
-    """Sinks count messages of the stream, whose LSN only the stream knows."""
-    found = []
-    for name, service in services.items():
-        if name.startswith("sink-"):
-            figures = service["figures"]
-            behind = int(figures.get("sink_behind_messages", 0))
-            found.append(
-                _unplaced(
-                    "sink",
-                    name.removeprefix("sink-"),
-                    figures.get("sink_behind_seconds"),
-                    STATES[service["state"]],
-                    f"{behind} messages behind the stream.",
-                    at,
-                )
-            )
-    return found
+def _sink(
+    axis: _Axis, name: str, service: Mapping[str, Any], lsns: Mapping[str, int]
+) -> dict[str, Any]:
+    """A sink counts messages of the stream, whose LSN only the stream knows."""
+    figures = service["figures"]
+    behind_s = figures.get("sink_behind_seconds")
+    state = STATES[service["state"]]
+    text = f"{int(figures.get('sink_behind_messages', 0))} messages behind the stream."
+    if name not in lsns:
+        return _unplaced("sink", name, behind_s, state, text, axis.at)
+    return {**axis.point("sink", name, lsns[name], state, text), "behind_s": behind_s}
 
 
 def consumer_state(view: Mapping[str, Any]) -> str:

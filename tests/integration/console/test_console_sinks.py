@@ -97,6 +97,24 @@ class World:
                             return str(station["reached"])
                 await asyncio.sleep(0.1)
 
+    async def log_end(self) -> int:
+        """Where PostgreSQL's log ends, according to PostgreSQL."""
+        (row,) = await self.database.fetch("SELECT pg_current_wal_insert_lsn() - '0/0' AS lsn")
+        return int(row["lsn"])
+
+    async def stands_at(self, least: int) -> int:
+        """The sink's LSN on the waterline, once it is no less than this."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                _, body = await self.console.get("/waterline", **bearer("operator"))
+                for point in body["waterline"]["points"]:
+                    if point["kind"] == "sink" and point["lsn"]:
+                        high, low = (int(part, 16) for part in point["lsn"].split("/"))
+                        if (found := (high << 32) | low) >= least:
+                            assert point["behind_bytes"] is not None
+                            return found
+                await asyncio.sleep(0.1)
+
     async def until(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         try:
@@ -210,12 +228,17 @@ async def test_a_sink_is_shown_paused_resumed_reset_and_its_dead_letters_deliver
         plan = await it.act("pause")
         assert plan["command"] == "headrace sinks pause hook"
         await it.until(lambda one: one["sink"]["state"] == "paused", "it is paused")
+        # The sink stands before the transaction that it lacks.
+        began = await it.log_end()
         await it.database.execute("INSERT INTO shop VALUES (3, 'good')")
+        ended = await it.log_end()
+        assert began <= await it.stands_at(began) <= ended
         await it.until(lambda one: one["sink"]["behind_messages"] != "0", "it falls behind")
         assert 3 not in it.accepted
         await it.act("resume")
         await it.until(lambda one: one["sink"]["behind_messages"] == "0", "it continues")
         assert it.accepted.count(3) == 1
+        await it.stands_at(ended)
 
         it.receiver.answers = []
         await it.act("replay", id=letter["id"])
