@@ -23,7 +23,7 @@ DASHBOARD = Dashboard(
             "Age of the newest base backup",
             "s",
             {"{{source}}": f"{selected('headrace_backup_age_seconds')} or on () vector(0)"},
-            "0: there is none.",
+            "0 if there is no base backup.",
         ),
         Panel(
             "Drills",

@@ -57,7 +57,7 @@ class SinkLsns:
 
     async def _after(self, name: str, seq: int) -> int | None:
         """The LSN of the first event after this sequence."""
-        # A sink that stands still is not read again, once the event is there.
+        # A sink that stands still is not read again once the event has been found.
         found = self._found.get(name)
         if found is None or found[0] != seq or found[1] is None:
             event = await self._reader.event_from(seq + 1)

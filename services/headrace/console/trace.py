@@ -106,7 +106,7 @@ class Tracing:
             return [_station("wal", "slot", "unknown", "The slot is not known now.")]
         confirmed = int(slot["confirmed_lsn"])
         if confirmed > position.lsn:
-            text = "PostgreSQL may forget it: the suite has confirmed it."
+            text = "PostgreSQL may discard it, because the suite has confirmed it."
         else:
             text = "PostgreSQL keeps it in its log until the suite confirms it."
         reached = _reached(confirmed > position.lsn, live=not self._suite.stale())

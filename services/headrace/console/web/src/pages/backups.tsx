@@ -155,7 +155,7 @@ function Dropped() {
       <summary>Dropped tables</summary>
       {open && (
         <Answered answer={answer}>
-          {({ items }) => items.length === 0 ? <p class="dim">The stored log drops no table that is known by name.</p> : (
+          {({ items }) => items.length === 0 ? <p class="dim">The stored log contains no DROP of a table whose name is known.</p> : (
             <ul class="stack">
               {items.slice(0, 20).map(({ table, xid, at }) => (
                 <li key={xid + table} class="line">

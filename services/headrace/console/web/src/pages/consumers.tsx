@@ -31,7 +31,7 @@ const COLUMNS: readonly Column<Consumer>[] = [
 export default function ConsumersPage() {
   const answer = useQuery<Consumers>("/consumers", {}, 3000);
   return (
-    <Page title="Consumers" lead="Everyone who reads the streams. The one that loses events first is at the top.">
+    <Page title="Consumers" lead="Programs that read the streams. The one that will lose events first is at the top.">
       <Answered answer={answer}>
         {({ items }) => (
           <Card title="All consumers" note={count(items.length)} flush>

@@ -33,7 +33,7 @@ export default function EventPage() {
             {({ event: shown }) => (
               <>
                 {shown.columns.length > 0 && (
-                  <Card title="Values" note={cut && !full && <a href={`${route.value.path}?full=1`}>Show long values whole</a>} flush>
+                  <Card title="Values" note={cut && !full && <a href={`${route.value.path}?full=1`}>Show long values in full</a>} flush>
                     <Diff columns={shown.columns} label="Columns before and after" />
                   </Card>
                 )}

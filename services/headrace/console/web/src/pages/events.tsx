@@ -28,7 +28,7 @@ const CATCH_UP_PAGE = 500;
 const CATCH_UP_MAX = 5000;
 const PHONE = "(max-width: 43.99rem)";
 
-const COLUMNS = [[""], ["Position", "wide-only"], ["Committed", "wide-only"], ["Table"], ["Change"]] as const;
+const COLUMNS = [[""], ["Position", "wide-only"], ["Committed", "wider-only"], ["Table"], ["Change"]] as const;
 const OPERATIONS = [
   ["", "All"], ["INSERT", "Inserts"], ["UPDATE", "Updates"], ["DELETE", "Deletes"], ["TRUNCATE", "Truncates"],
   ["SCHEMA", "Schema changes"], ["MESSAGE", "Messages"], ["GAP", "Gaps"],
@@ -203,7 +203,7 @@ export default function EventsPage() {
       )}
       {search?.next && (
         <button type="button" class="button" onClick={older}>
-          {search.complete ? "Older events" : "Continue the search"}
+          {events.length > 0 ? "Older events" : "Continue the search"}
         </button>
       )}
       {opened && <EventDrawer position={opened} onClose={() => navigate(withQuery({ open: null }))} />}
@@ -264,7 +264,7 @@ function Tally({ of: events, live, search }: TallyProps) {
   return (
     <p class="tally">
       <span><b data-count="published">{count(published)}</b> published since this page opened</span>
-      <span><b data-count="matched">{count(matched)}</b> match</span>
+      <span><b data-count="matched">{count(matched)}</b> of them match</span>
       {notShown > 0n && <span><b data-count="not-shown">{count(notShown)}</b> counted but not listed</span>}
       {missed > 0n && <span class="warn"><b data-count="missed">{count(missed)}</b> missed while away</span>}
       {waiting > 0 && <span class="warn"><b data-count="waiting">{count(waiting)}</b> new while paused</span>}
@@ -285,7 +285,7 @@ function Line({ of: event }: { of: Event | undefined }) {
     <>
       <span role="gridcell"><Operation is={event.operation} /></span>
       <span role="gridcell" class="position wide-only">{event.position}</span>
-      <span role="gridcell" class="dim wide-only" title={`${utc(event.at)}, ${local(event.at)}`}>{utc(event.at).slice(11, 23)}</span>
+      <span role="gridcell" class="dim wider-only" title={`${utc(event.at)}, ${local(event.at)}`}>{utc(event.at).slice(11, 23)}</span>
       <span role="gridcell">{eventTable(event)}</span>
       <span role="gridcell" class="values">{event.note ?? summary(event.columns)}</span>
     </>

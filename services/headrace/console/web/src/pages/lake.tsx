@@ -75,7 +75,7 @@ function Cuts({ of: { cuts, copies } }: { of: Lake }) {
       <Card title="Cuts" note={`${plural(cuts.length, "cut")} to go back to`} flush>
         {cuts.length > 0
           ? <Grid label="Cuts" columns={CUT_COLUMNS} rows={cuts} id={({ number }) => number} />
-          : <Empty title="The lake has no cut yet">The lake-writer makes the first one when it has copied the tables.</Empty>}
+          : <Empty title="The lake has no cut yet">The lake-writer makes the first cut after it has copied the tables.</Empty>}
       </Card>
     </>
   );

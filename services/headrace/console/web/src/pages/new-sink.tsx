@@ -51,7 +51,7 @@ export function NewSink() {
   };
   const database = isDatabase(fields.to);
   return (
-    <Page title="New sink" crumbs={<a href="/sinks">Sinks</a>} lead="The console checks the text of a sink, and you add it to the file: whoever may write that file decides where values go.">
+    <Page title="New sink" crumbs={<a href="/sinks">Sinks</a>} lead="The console checks the text of a sink, and you add it to the file. Only people who may write that file decide where values go.">
       <div class="grid two start">
         <Card title="The sink">
           <div class="stack">
@@ -109,7 +109,7 @@ function Planned({ of: sink, commands }: PlannedProps) {
         of={[
           ["Target", <code class="break">{visible(sink.to)}</code>],
           ["Promise", sink.promise ?? <span class="dim">not known</span>],
-          ["Tables now", sink.tables.length > 0 ? visible(sink.tables.join(", ")) : <span class="dim">no published table fits</span>],
+          ["Tables now", sink.tables.length > 0 ? visible(sink.tables.join(", ")) : <span class="dim">no published table matches</span>],
           ["Format", sink.format],
           ["Then run", <ol>{commands.map((command) => <li key={command} class="line tight"><code class="break">{visible(command)}</code><Copy text={command} label={`Copy ${command}`} /></li>)}</ol>],
         ]}

@@ -22,7 +22,7 @@ const COLUMNS: readonly Column<Change>[] = [
 export default function ParkedPage() {
   const answer = useQuery<Parked>("/parked", {}, 10_000);
   return (
-    <Page title="Parked changes" lead="Changes that the publisher could not read. They wait in an object store, and the stream went on without them.">
+    <Page title="Parked changes" lead="Changes that the publisher could not read. They wait in an object store, and the stream continues without them.">
       <Answered answer={answer}>
         {({ items }) => (
           <Card title="Waiting" note={count(items.length)} flush>

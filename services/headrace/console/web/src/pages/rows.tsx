@@ -38,7 +38,7 @@ export default function RowPage() {
     <Page
       title={title}
       crumbs={<><a href="/tables">Tables</a> / <a href={tableHref(token)}>{visible(token)}</a></>}
-      lead="Everything that the audit trail has of this row, the newest first."
+      lead="All changes of this row in the audit trail, the newest first."
       acts={key && <a class="button" href={`/events?table=${encodeURIComponent(token)}&key=${encodeURIComponent(JSON.stringify(key))}`}>Its events</a>}
     >
       {table.problem && !key && <Answered answer={table}>{() => null}</Answered>}
@@ -48,7 +48,7 @@ export default function RowPage() {
             <>
               {items.length > 0
                 ? <><p class="dim">{plural(items.length, "transaction")}</p><AuditList items={items} /></>
-                : <Card><Empty title="The trail has no change of this row">It was not changed since the audit-writer began, or its key is another one.</Empty></Card>}
+                : <Card><Empty title="The trail has no change of this row">It has not changed since the audit-writer started, or its key is a different one.</Empty></Card>}
               {next && <a class="button" href={withQuery({ cursor: next })}>Older</a>}
             </>
           )}

@@ -18,7 +18,7 @@ export default function SignIn() {
     }
   };
   return (
-    <Page title="Sign in" lead="This console asks for a token. Whoever runs it can give you one.">
+    <Page title="Sign in" lead="This console requires a token. Ask its administrator for one.">
       {problem && <ProblemBox message={problem.message} remedy={problem.remedy} />}
       <Card>
         <form class="filters" onSubmit={submit}>

@@ -178,7 +178,7 @@ function TablesCard({ of: { tables } }: { of: SinkAnswer }) {
     <Card title="Tables" note={count(tables.length)} flush>
       {tables.length > 0
         ? <Grid label="Tables" columns={TABLE_COLUMNS} rows={tables} id={({ token }) => token} />
-        : <Empty title="No published table is known that it asks for">Compare <code>tables</code> of the sink with the <a href="/tables">published tables</a>.</Empty>}
+        : <Empty title="No published table matches its patterns">Compare <code>tables</code> of the sink with the <a href="/tables">published tables</a>.</Empty>}
     </Card>
   );
 }

@@ -36,7 +36,7 @@ function SinkList() {
   return (
     <Page
       title="Sinks"
-      lead="Other systems that receive the changes. Each has a process and a position of its own."
+      lead="Other systems that receive the changes. Each has a separate process and position."
       acts={<a class="button primary" href={withQuery({ new: "1" })}>New sink</a>}
     >
       <Answered answer={answer}>

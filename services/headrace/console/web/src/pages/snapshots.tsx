@@ -32,7 +32,7 @@ export default function SnapshotsPage() {
   return (
     <Page
       title="Snapshots"
-      lead="A snapshot publishes all rows of a table as of one position. The stream goes on meanwhile."
+      lead="A snapshot publishes all rows of a table as of one position. The stream continues meanwhile."
       acts={<a class="button primary" href={withQuery({ new: "" }) + (route.value.query.size ? "&" : "?") + "new=*"}>Request a snapshot</a>}
     >
       {done && <p class="notice" role="status">{visible(done)}</p>}

@@ -31,7 +31,7 @@ function problemFrom(error: unknown): Problem {
 export default function SqlPage() {
   const catalog = useQuery<SqlCatalog>("/sql/catalog");
   return (
-    <Page title="SQL" lead="Over the lake, read only: a statement sees all tables at one cut.">
+    <Page title="SQL" lead="Read-only queries over the lake. A statement sees all tables as of one cut.">
       <Answered answer={catalog}>{(found) => <Desk catalog={found} />}</Answered>
     </Page>
   );
@@ -162,7 +162,7 @@ function quoted(name: string): string {
 function Tables({ of: { items }, onPick }: { of: SqlCatalog; onPick: (name: string) => void }) {
   return (
     <Card title="Tables" note={count(items.length)}>
-      {items.length === 0 && <p class="dim">The SQL server’s user may read no table.</p>}
+      {items.length === 0 && <p class="dim">The SQL server’s user has no right to read any table.</p>}
       <ul class="tree">
         {items.map(({ schema, table, columns }) => {
           const name = schema === "public" ? quoted(table) : `${quoted(schema)}.${quoted(table)}`;

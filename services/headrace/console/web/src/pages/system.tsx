@@ -167,7 +167,7 @@ function ActsTab() {
           <Card title="Acts, the newest first" flush>
             {items.length > 0
               ? <Grid label="Acts" columns={ACT_COLUMNS} rows={items} id={(row) => row.id} />
-              : <Empty title="Nobody has acted yet">What people do or try to do here is logged: a pause, a snapshot, a refusal.</Empty>}
+              : <Empty title="Nobody has acted yet">Acts such as a pause or a snapshot appear here, and so do requests that were refused.</Empty>}
           </Card>
           {next && <button type="button" class="button" onClick={() => navigate(withQuery({ cursor: next }))}>Older acts</button>}
         </>

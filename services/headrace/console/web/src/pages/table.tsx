@@ -52,7 +52,7 @@ function Summary({ of: { table } }: { of: TableAnswer }) {
         { name: "Inserts", value: count(table.inserts) },
         { name: "Updates", value: count(table.updates) },
         { name: "Deletes", value: count(table.deletes), note: table.truncates === "0" || table.truncates === null ? null : `and ${count(table.truncates)} truncates` },
-        { name: "Rows, about", value: count(table.rows_estimated), note: bytes(table.bytes) },
+        { name: "Estimated rows", value: count(table.rows_estimated), note: bytes(table.bytes) },
       ]}
     />
   );
@@ -150,7 +150,7 @@ function Newest({ token }: { token: string }) {
         <Card title="Newest events" note={<a href={`/events?table=${encodeURIComponent(token)}`}>Live</a>} flush>
           {items.length > 0
             ? <EventLines events={items} />
-            : <Empty title="The stream holds no event of this table">Change a row, or look whether the stream’s retention has removed older events.</Empty>}
+            : <Empty title="The stream holds no event of this table">Change a row, or check whether the stream’s retention has removed older events.</Empty>}
         </Card>
       )}
     </Answered>

@@ -17,7 +17,7 @@ const COLUMNS: readonly Column<TableLine>[] = [
   { name: "Table", kind: "name", cell: (row) => <TableName name={fullName(row)} token={row.token} />, sort: fullName },
   { name: "Events/s", kind: "n", cell: (row) => rate(row.events_per_s), sort: (row) => row.events_per_s ?? -1 },
   { name: "Events", kind: "n", cell: (row) => count(row.events), sort: (row) => BigInt(row.events) },
-  { name: "Rows, about", kind: "n", cell: (row) => count(row.rows_estimated), sort: (row) => BigInt(row.rows_estimated ?? -1), room: "wide-only" },
+  { name: "Estimated rows", kind: "n", cell: (row) => count(row.rows_estimated), sort: (row) => BigInt(row.rows_estimated ?? -1), room: "wide-only" },
   { name: "Size", kind: "n", cell: (row) => bytes(row.bytes), sort: (row) => BigInt(row.bytes ?? -1), room: "wide-only" },
   { name: "Schema", kind: "n", cell: (row) => row.schema_version === null ? "–" : `v${row.schema_version}`, sort: (row) => row.schema_version ?? -1, room: "wider-only" },
   { name: "Columns", kind: "n", cell: (row) => row.columns ?? "–", sort: (row) => row.columns ?? -1, room: "wider-only" },
@@ -52,7 +52,7 @@ export default function TablesPage() {
 }
 
 function NoTables({ filtered }: { filtered: boolean }) {
-  if (filtered) return <Empty title="No table has this in its name">Clear the filter to see all tables of the publication.</Empty>;
+  if (filtered) return <Empty title="No table name contains this">Clear the filter to see all tables of the publication.</Empty>;
   return (
     <Empty title="The publication has no tables yet">
       Add one in PostgreSQL: <code>ALTER PUBLICATION headrace ADD TABLE users;</code>

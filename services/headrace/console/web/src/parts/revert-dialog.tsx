@@ -18,7 +18,7 @@ export function RevertDialog({ of: place, onClose }: { of: string; onClose: () =
   }, [place]);
   return (
     <Dialog title={`Revert of ${place}`} drawer onClose={onClose}>
-      <p class="dim">The console never runs this SQL. Read it, then run it in PostgreSQL as a user who may.</p>
+      <p class="dim">The console never runs this SQL. Read it, then run it in PostgreSQL as a user with the necessary privileges.</p>
       {problem && <ProblemBox message={problem.message} remedy={problem.remedy} />}
       {!revert && !problem && <p class="loading" role="status">Reading the trail…</p>}
       {revert && (

@@ -204,7 +204,7 @@ function Help() {
         <dt><kbd>?</kbd></dt><dd>This list</dd>
         <dt><kbd>J</kbd> <kbd>K</kbd></dt><dd>Next and previous row of a list</dd>
         <dt><kbd>Enter</kbd></dt><dd>Open the row</dd>
-        <dt><kbd>Esc</kbd></dt><dd>Close what is open</dd>
+        <dt><kbd>Esc</kbd></dt><dd>Close the dialog or drawer</dd>
         <dt><kbd>P</kbd></dt><dd>Pause or continue live events</dd>
         {Object.entries(GOES_TO).map(([key, [, name]]) => [
           <dt key={key}><kbd>G</kbd> <kbd>{key.toUpperCase()}</kbd></dt>,

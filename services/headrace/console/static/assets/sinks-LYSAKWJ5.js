@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-KYWFSXNK.js";import"./chunk-DW5LP43T.js";import"./chunk-RDYGMBCA.js";import"./chunk-ZR4AT2C2.js";import"./chunk-UKHBEZF5.js";import"./chunk-U6MJKPLM.js";import"./chunk-H4O2HKTV.js";import"./chunk-DWI3IBTU.js";export{b as SinkReason,c as default,a as sinkHref};

@@ -1,0 +1,1 @@
+import{a,b}from"./chunk-OHOTSZP2.js";import"./chunk-DW5LP43T.js";import"./chunk-RDYGMBCA.js";import"./chunk-ZR4AT2C2.js";import"./chunk-UKHBEZF5.js";import"./chunk-U6MJKPLM.js";import"./chunk-H4O2HKTV.js";import"./chunk-DWI3IBTU.js";export{b as default,a as fullName};
