@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ from headrace.console.positions import lsn_in
 from headrace.console.problem import invalid, not_found, unavailable
 from headrace.console.suite_view import SuiteView
 from headrace.console.waterline import STATES
-from headrace.lsn import format_lsn
+from headrace.lsn import format_lsn, parse_lsn
 from headrace.settings import Settings
 
 FRESH_S = 15.0
@@ -115,7 +115,7 @@ class BackupAnswers:
         status, listed = await asyncio.gather(_found("backup", "status"), _found("backup", "ls"))
         backups = [_backup(one) for one in listed]
         return {
-            "window": _window(status, listed),
+            "window": window_of(status, listed),
             "log_until": status["log_until"],
             "timeline": status["timeline"],
             "holes": status["holes"],
@@ -155,15 +155,20 @@ async def _found(*words: str) -> Any:
     return orjson.loads(out)
 
 
-def _window(status: Mapping[str, Any], listed: list[Mapping[str, Any]]) -> Document | None:
-    """From the oldest backup whose log reaches the end, to the moment that is stored."""
-    ends = status["log_until"]
-    # A hole in the log ends a window: backups before it reach only as far as the hole.
-    whole = [one for one in listed if one["restorable"] and one["log_until"] == ends]
-    if not whole:
+def window_of(status: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> Document | None:
+    """From the oldest backup whose log reaches the end, to the moment that is stored. `listed`: the
+    backups, the oldest first.
+    """
+    restorable = [one for one in listed if one["restorable"]]
+    if not restorable:
         return None
-    # The command lists the oldest first.
-    first = whole[0]
+    # Of the same list: the log grows between two readings of the store.
+    ends = restorable[-1]["log_until"]
+    # The moment that is stored lies beyond the hole, and no backup reaches it.
+    if any(parse_lsn(hole["from"]) >= parse_lsn(ends) for hole in status["holes"]):
+        return None
+    # A hole in the log ends a window: backups before it reach only as far as the hole.
+    first = next(one for one in restorable if one["log_until"] == ends)
     return {
         "from": _time(first["time"]),
         "from_lsn": first["lsn"],

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.console.access import Caller, Role
-from headrace.console.backups import restore_arguments
+from headrace.console.backups import restore_arguments, window_of
 from headrace.console.cells import Redaction
 from headrace.console.problem import ProblemError
 from headrace.console.sql import check_grants
@@ -81,3 +81,25 @@ def test_a_restore_that_is_not_exact_is_refused(asked: dict[str, str]) -> None:
 )
 def test_a_targets_address_is_shown_without_secrets(address: str, shown: str) -> None:
     assert shown_address(address) == shown
+
+
+def test_a_window_reaches_from_the_oldest_backup_before_no_hole_to_the_end_of_the_log() -> None:
+    def backup(day: int, lsn: str, until: str, *, restorable: bool = True) -> dict[str, object]:
+        time = f"2026-01-{day:02}T00:00:00+00:00"
+        return {"time": time, "lsn": lsn, "log_until": until, "restorable": restorable}
+
+    hole = {"from": "0/15", "to": "0/18"}
+    stored = {"time": "2026-01-09T00:00:00+00:00", "holes": [hole]}
+    whole = [backup(2, "0/20", "0/90"), backup(3, "0/30", "0/90")]
+    found = window_of(stored, whole)
+    assert found is not None
+    assert (found["from_lsn"], found["to_lsn"]) == ("0/20", "0/90")
+    assert (found["from"][:10], found["to"][:10]) == ("2026-01-02", "2026-01-09")
+    # Its log ends in a hole.
+    found = window_of(stored, [backup(1, "0/10", "0/15"), *whole])
+    assert found is not None
+    assert found["from_lsn"] == "0/20"
+    # No backup has been taken since the hole.
+    assert window_of(stored, [backup(1, "0/10", "0/15")]) is None
+    assert window_of(stored, []) is None
+    assert window_of(stored, [backup(2, "0/20", "0/90", restorable=False)]) is None

@@ -89,7 +89,7 @@ const TABLE_COLUMNS: readonly Column<LakeTable>[] = [
   { name: "Delete files", kind: "n", cell: (row) => count(row.delete_files), sort: (row) => BigInt(row.delete_files), room: "wide-only" },
   { name: "Size", kind: "n", cell: (row) => bytes(row.bytes), sort: (row) => BigInt(row.bytes) },
   { name: "Snapshots", kind: "n", cell: (row) => count(row.snapshots), sort: (row) => BigInt(row.snapshots), room: "wider-only" },
-  { name: "Last change", kind: "nowrap", cell: (row) => <When at={row.changed} />, sort: (row) => row.changed ?? "", room: "wide-only" },
+  { name: "Last change", kind: "nowrap", cell: (row) => <When at={row.changed} />, sort: (row) => row.changed ?? "", room: "wider-only" },
 ];
 
 function Tables() {
