@@ -30,12 +30,16 @@ def now(
     url: Url = None,
     due: Annotated[
         str | None,
-        typer.Option("--due", help="Only of tables whose newest base is older than this: 12h, 7d."),
+        typer.Option(
+            "--due", help="Copy only tables whose newest base is older than this: 12h, 7d."
+        ),
     ] = None,
     archive_timeout: Annotated[
         float,
         typer.Option(
-            "--archive-timeout", min=1, help="Seconds to wait until the archive has come so far."
+            "--archive-timeout",
+            min=1,
+            help="Seconds to wait until the archive has reached the LSN.",
         ),
     ] = 300,
     as_json: AsJson = False,

@@ -80,8 +80,8 @@ def gc(
         bool, typer.Option("--dry-run", help="Only show what would be removed.")
     ] = False,
 ) -> None:
-    """Remove old files and bases; never the last file, files that a remaining base needs, or, by
-    default, files that a registered reader still needs.
+    """Remove old files and bases. The last file, files that a remaining base needs and, by default,
+    files that a registered reader still needs are kept.
     """
     finish(
         lambda read, where: read.gc(where, older_than, past_readers=past_readers, dry_run=dry_run),

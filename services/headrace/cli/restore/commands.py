@@ -27,7 +27,7 @@ BeforeDrop = Annotated[
     bool, typer.Option("--before-drop", help="The moment before the table was dropped.")
 ]
 At = Annotated[
-    str | None, typer.Option("--at", help="A time: 2026-01-31T15:46+01:00, or 30m, 2h ago.")
+    str | None, typer.Option("--at", help="A time, 2026-01-31T15:46+01:00, or an age, 30m or 2h.")
 ]
 AtLsn = Annotated[str | None, typer.Option("--lsn", help="A position in the log: 0/191BFD0.")]
 Xid = Annotated[
