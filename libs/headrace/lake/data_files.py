@@ -37,6 +37,7 @@ POSITION_ID = 2147483545
 GROUP_ROWS = 131_072
 # Rows that wait for a row group to be full.
 GROUP_BYTES = 32 << 20
+# Iceberg's default: 16 characters are enough for readers to skip files, and keep manifests small.
 _STATISTICS = {"write.metadata.metrics.default": "truncate(16)"}
 _FIELD_ID = "PARQUET:field_id"
 _FIELDS: list[pa.Field[Any]] = [
@@ -97,6 +98,7 @@ class RowsWriter:
             location,
             len(data),
             statistics.to_serialized_dict(),
+            # Iceberg's number for rows in no order. Delete files must not have one.
             sort_order_id=0,
         )
 
@@ -228,6 +230,7 @@ def _file(
         content=content,
         file_path=location,
         file_format=FileFormat.PARQUET,
+        # No table of the lake is partitioned, so each has the one empty specification.
         partition=Record(),
         file_size_in_bytes=size,
         sort_order_id=sort_order_id,

@@ -155,6 +155,7 @@ class LakeFiles:
 def _failure(location: str, done: str, error: Exception) -> LakeUnreachableError:
     if _NO_BUCKET in str(error):
         remedy = _BUCKET_REMEDY
+    # obstore has a class for some refusals only.
     elif isinstance(error, _DENIED) or "403 Forbidden" in str(error):
         remedy = _CREDENTIALS_REMEDY
     else:
@@ -212,6 +213,7 @@ class _Stream(io.BytesIO):
         self._written = written
 
     def close(self) -> None:
+        # A second close must not write again: the name is taken by then.
         if not self.closed:
             self._written.take(self.getvalue())
         super().close()

@@ -13,6 +13,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 
+# Each new metadata file repeats this log, and a cut writes one for each table that it changes.
+# Iceberg's own default is 100.
 PREVIOUS_MAX = 20
 _MAIN = "main"
 
@@ -43,6 +45,7 @@ def without_snapshots(metadata: TableMetadata, dropped: Collection[int]) -> Tabl
     for each in metadata.snapshots:
         if each.snapshot_id in gone:
             continue
+        # Readers that follow a table's history must not look for a snapshot that is gone.
         if each.parent_snapshot_id in gone:
             kept.append(each.model_copy(update={"parent_snapshot_id": None}))
         else:
@@ -51,6 +54,7 @@ def without_snapshots(metadata: TableMetadata, dropped: Collection[int]) -> Tabl
         metadata,
         snapshots=kept,
         snapshot_log=[each for each in metadata.snapshot_log if each.snapshot_id not in gone],
+        # Each belongs to one snapshot; left behind, it would keep its file referred to forever.
         statistics=[each for each in metadata.statistics if each.snapshot_id not in gone],
         partition_statistics=[
             each for each in metadata.partition_statistics if each.snapshot_id not in gone
@@ -60,6 +64,7 @@ def without_snapshots(metadata: TableMetadata, dropped: Collection[int]) -> Tabl
 
 def with_previous(metadata: TableMetadata, before: TableMetadata, location: str) -> TableMetadata:
     """The metadata with its former location in its log; the oldest entries go."""
+    # A table that is being created has no former metadata.
     if not location:
         return metadata
     entry = MetadataLogEntry.model_validate(

@@ -146,6 +146,7 @@ def _bytes(decode: Callable[[str], bytes], texts: Array) -> Found:
 def _money(kind: Kind, texts: Array) -> Found:
     """From PostgreSQL's text, `-$1,234.50`, or the contract's form, `-1234.50`."""
     values, misfits = _cast(kind, pc.replace_substring_regex(texts, r"[$,]", ""))
+    # With the signs that were removed for the cast: a misfit is kept as PostgreSQL wrote it.
     return values, {row: texts[row].as_py() for row in misfits}
 
 
@@ -163,6 +164,8 @@ def _lists(kind: Kind, element: Reader, delimiter: bytes, texts: Array) -> Found
     ends = [0]
     literals = to_list(texts)
     for row, literal in enumerate(literals):
+        # Bounds other than 1 stand before the braces, and a second dimension begins with another
+        # one.
         if literal is not None and literal.startswith(("[", "{{")):
             misfits[row] = literal
         elif literal is not None:

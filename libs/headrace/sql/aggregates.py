@@ -60,11 +60,13 @@ def _count_rows(call: AggregateCall) -> Expression:
 
 def _count(call: AggregateCall) -> Expression:
     if call.distinct:
+        # Equal values may be stored differently, as -0 and 0 or with other blanks, and count once.
         return value(call.sql("count", ordered(call.argument)), type_oids.INT8)
     return value(call.sql("count", call.argument.kept), type_oids.INT8)
 
 
 def _sum_to_bigint(call: AggregateCall) -> Expression:
+    # DuckDB's sum is a HUGEINT; PostgreSQL's type for sums of smaller integers is bigint.
     return value(f"CAST({call.sql('sum', call.argument.sql)} AS BIGINT)", type_oids.INT8)
 
 
@@ -88,7 +90,9 @@ def _sum_of_numerics(call: AggregateCall) -> Expression:
     if argument.scale is None:
         return Expression(total, form)
     if call.distinct:
+        # Of 1.0 and 1.00, only one is summed: which one it is would decide the digits of the sum.
         raise call.refuse("DISTINCT numerics whose display scales differ.")
+    # PostgreSQL shows a sum with the largest display scale of its numbers. A NULL has none.
     scales = f"CASE WHEN {argument.sql} IS NOT NULL THEN {argument.scale} END"
     return Expression(total, form, call.sql("max", scales))
 
@@ -104,6 +108,7 @@ def _deviation(kind: str) -> Aggregate:
     def handle(call: AggregateCall) -> Expression:
         argument = call.argument
         if call.distinct:
+            # A DISTINCT sum of squares would take -1 and 1 for one number.
             raise call.refuse("DISTINCT.")
         total = _TOTALS[argument.form.type_oid](call)
         if argument.form.is_decimal:
@@ -143,6 +148,7 @@ def _plain(function: str) -> Aggregate:
 def _joined(call: AggregateCall) -> Expression:
     delimiter = call.args[1].constant
     if not isinstance(delimiter, str):
+        # PostgreSQL takes the delimiter of each row; DuckDB has one for all of them.
         raise call.refuse("The delimiter has to be a constant.")
     if not call.order:
         raise call.refuse("The order of rows decides; add ORDER BY.")

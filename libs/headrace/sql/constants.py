@@ -113,6 +113,8 @@ def _numeric(datum: bytes) -> Expression:
 def read_numeric(data: bytes) -> Numeric | None:
     """A numeric as PostgreSQL stores it, without its length; None if it is not finite."""
     (header,) = struct.unpack_from("<H", data)
+    # The layouts are those of PostgreSQL's numeric.c: its short form has sign, display scale and
+    # weight in 16 bits, the long one in 32.
     kind = header & 0xC000
     if kind == 0xC000:
         return None
@@ -144,6 +146,8 @@ def read_numeric(data: bytes) -> Numeric | None:
 def _variable(datum: bytes) -> bytes:
     """The content of a datum of variable length that is neither compressed nor out of line."""
     (header,) = struct.unpack_from("<I", datum)
+    # The two low bits mark compressed, external and short values; the analyzer's constants are none
+    # of these.
     if header & 3 or header >> 2 != len(datum):
         raise QueryTreeError("a datum of variable length has another length than it says")
     return datum[_HEADER_BYTES:]
@@ -186,6 +190,7 @@ def _unknown(datum: bytes) -> Read:
 
 
 def _bytea(datum: bytes) -> Read:
+    # DuckDB wants `\x` before each byte, PostgreSQL only before the first.
     octets = "".join(f"\\x{octet:02X}" for octet in _variable(datum))
     return None, f"'{octets}'::BLOB"
 
@@ -214,6 +219,8 @@ def _timestamp(duckdb: str, zone: str) -> Callable[[bytes], Read]:
 
 
 def _interval(datum: bytes) -> Read:
+    # The fields stay apart, as in PostgreSQL: a month has no fixed number of days, and a day may
+    # have 23 hours.
     microseconds, days, months = struct.unpack_from("<qii", datum)
     parts = [
         f"to_{unit}(CAST({count} AS {duckdb}))"

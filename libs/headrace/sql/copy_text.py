@@ -20,6 +20,8 @@ from headrace.sql.value_forms.arrow import Array, filled, joined, pc
 
 BINARY_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 BINARY_TRAILER: Final = struct.pack("!h", -1)
+# All that PostgreSQL writes with a backslash, besides the delimiter: other control characters stand
+# as they are.
 _ESCAPES: Final = {
     ord("\\"): b"\\\\",
     0x08: b"\\b",
@@ -66,6 +68,8 @@ class CopyForm:
             self,
             delimiter=self.delimiter or delimiter,
             null=null,
+            # PostgreSQL's default for ESCAPE is the character of QUOTE, also one that the statement
+            # names.
             escape=self.escape or self.quote,
         )
 
@@ -81,7 +85,9 @@ class CopyForm:
 
     def _csv(self, value: bytes, *, alone: bool) -> bytes:
         special = (self.delimiter, self.quote, b"\n", b"\r")
+        # NULL itself is never quoted, so a text that looks like it has to be.
         plain = value != self.null and not any(each in value for each in special)
+        # A line with nothing but `\.` would end the data for some readers, so PostgreSQL quotes it.
         if plain and not (alone and value == b"\\."):
             return value
         escapes = {self.quote[0]: self.escape + self.quote}
@@ -174,6 +180,7 @@ def _csv_column(form: CopyForm, cell: Array, *, alone: bool) -> Array:
         marks = pc.or_(marks, pc.equal(cell, pa.scalar(b"\\.", pa.binary())))
     if not pc.any(marks).as_py():
         return cell
+    # The escape character is doubled before quotes get one: otherwise theirs would be doubled, too.
     pairs = [(form.quote, form.escape + form.quote)]
     if form.escape != form.quote:
         pairs.insert(0, (form.escape, form.escape * 2))
@@ -192,6 +199,8 @@ def _contains(cell: Array, part: bytes) -> bool:
     """Whether some value may contain it: a look at the bytes of all values is much faster than one
     at each value.
     """
+    # The buffer also has the bytes of other slices, and a part may span two values: such a hit only
+    # costs time.
     data = cell.buffers()[2]
     return data is not None and part in memoryview(data).tobytes()
 

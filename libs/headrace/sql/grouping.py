@@ -177,6 +177,7 @@ def window(self: Expressions, node: Node, place: Place) -> Expression:
     """A window function, or an aggregate over a window."""
     if not place.windows:
         raise NotProvenEqualError("a window function in this place")
+    # Only the planner adds these; in an analyzed tree, one would mean something unknown.
     if node.get("runCondition"):
         raise NotProvenEqualError("a run condition")
     # A window function has no window functions in its arguments.
@@ -219,6 +220,7 @@ def _definition(self: Expressions, node: Node, inner: Place) -> str:
         found = self.scope.target_of(sort.integer("tleSortGroupRef"))
         return self.translate(found.node("expr"), inner)
 
+    # By the form that compares as in PostgreSQL: 0 and -0 belong to one partition.
     parts = [ordered(target(sort)) for sort in clause.nodes("partitionClause")]
     keys = [sort_term(self, sort, target(sort)) for sort in clause.nodes("orderClause")]
     offsets = [

@@ -20,6 +20,7 @@ from headrace.sql.forms import DIGITS_MAX, Expression, Form, decimal_form, form_
 from headrace.sql.number_functions import DIVISION_BY_ZERO
 
 # Numbers that functions of ours compute, as DECIMALs; those with more digits are refused.
+# Together they are the 38 digits of DuckDB's widest type.
 COMPUTED_WHOLE: Final = 14
 COMPUTED_SCALE: Final = 24
 
@@ -93,6 +94,7 @@ def _remainder(call: Call) -> Expression:
     whole = max(left.form.whole, right.form.whole)
     form = decimal_form(whole, scale, varies=left.form.varies or right.form.varies)
     plain = f"{cast(left.sql, form)} % {cast(right.sql, form)}"
+    # DuckDB would answer NULL, where PostgreSQL raises an error.
     zero = f"{right.sql} = 0 AND {left.sql} IS NOT NULL"
     scales = f"greatest({left.scale_sql}, {right.scale_sql})"
     return _scaled(guarded(zero, DIVISION_BY_ZERO, plain), form, scales)
@@ -141,6 +143,7 @@ def _sign(call: Call) -> Expression:
 def _to_whole(function: str) -> Handler:
     def handle(call: Call) -> Expression:
         (arg,) = decimals(call)
+        # The next whole number may have one more digit: ceil(9.5) is 10.
         form = decimal_form(arg.form.whole + 1, 0)
         sql = f"{function}({arg.sql})" if arg.form.scale else arg.sql
         return _scaled(sql, form, "0")
@@ -162,6 +165,7 @@ def _truncated(call: Call) -> Expression:
     if digits >= arg.form.scale:
         return _scaled(arg.sql, form, "0")
     unit = f"CAST('{Numeric(1, digits)}' AS DECIMAL({digits + 1},{digits}))"
+    # The remainder has the number's sign, so this cuts towards zero, as PostgreSQL does.
     return _scaled(f"({arg.sql} - {arg.sql} % {unit})", form, "0")
 
 
@@ -183,8 +187,10 @@ def _with_modifier(call: Call) -> Expression:
         raise NotProvenEqualError(f"numeric with more than {DIGITS_MAX} digits")
     precision, scale = bounds
     form = decimal_form(precision - scale, scale, modifier=modifier)
+    # Rounding may carry into a new digit. With room for that digit, no value can fail.
     if arg.form.whole + (arg.form.scale > scale) <= form.whole:
         return _scaled(arg.sql, form, "0")
+    # TRY_CAST, so that the client gets PostgreSQL's error and its code instead of DuckDB's.
     tried = f"TRY_CAST({arg.sql} AS {form.duckdb})"
     return Expression(guarded(f"{tried} IS NULL AND {arg.sql} IS NOT NULL", _OVERFLOW, tried), form)
 

@@ -81,6 +81,7 @@ class QueryTranslator:
             else:
                 select = self.query(node.node("ctequery"), scope)
             scope.common_tables[name] = CommonTable(alias, select.forms)
+            # PostgreSQL has rows without columns, DuckDB hasn't.
             names = ", ".join(column_names(select.forms)) or "c1"
             definitions.append(f"{alias}({names}) AS ({select.sql})")
         return f"WITH {recursive}{', '.join(definitions)} " if definitions else ""
@@ -253,4 +254,5 @@ def _listed(targets: Sequence[Expression], clause: str, word: str, *, whole: boo
     if not whole:
         return Select(f"SELECT {word}{output(forms, targets)}{clause}", forms)
     shown = [f"{_shown(target)} AS c{number}" for number, target in enumerate(targets, 1)]
+    # A list without columns gives rows all the same: the client gets them empty.
     return Select(f"SELECT {word}{', '.join(shown) or '1 AS c1'}{clause}", forms)

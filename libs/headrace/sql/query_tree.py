@@ -35,6 +35,7 @@ _PLACES: Final = frozenset(
         "varnosyn",
     }
 )
+# Each level takes two calls; Python would give up at 1,000, at a depth that depends on the caller.
 _DEPTH_MAX: Final = 200
 
 
@@ -187,6 +188,7 @@ class _Reader:
         """A datum that is passed by value has eight bytes, however many its type has."""
         self._take()
         end = self._tokens.index("]", self._next)
+        # PostgreSQL prints the bytes as C's signed characters.
         octets = bytes(int(piece) & 0xFF for piece in self._tokens[self._next : end])
         self._next = end + 1
         if len(octets) not in (length, 8):

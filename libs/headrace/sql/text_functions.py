@@ -50,6 +50,7 @@ def _like(*, negated: bool = False, ignore_case: bool = False) -> Handler:
         text, literal = call.sql(0), text_literal(pattern)
         if ignore_case:
             text, literal = _LOWER.format(text), _LOWER.format(literal)
+        # In DuckDB a pattern has no escape character unless it is named.
         escape = " ESCAPE '\\'" if "\\" in pattern else ""
         operator = "NOT LIKE" if negated else "LIKE"
         return value(f"({text} {operator} {literal}{escape})", call.result_oid)
@@ -66,6 +67,7 @@ def _substring(call: Call) -> Expression:
     """Counts from 1, where DuckDB counts from the end below 0."""
     call.require_c()
     refuse_texts(call)
+    # Start and length are 32-bit numbers, and their sum may not be one.
     text, start = call.sql(0), f"CAST({call.sql(1)} AS BIGINT)"
     if len(call.args) == 2:
         return value(f"substring({text}, greatest({start}, 1))", call.result_oid)
@@ -99,6 +101,7 @@ def _varchar(call: Call) -> Expression:
     if call.args[2].constant is not True:
         raise call.refuse("An implicit cast to varchar(n).")
     refuse_texts(call)
+    # A modifier counts the four bytes of a value's header, too.
     return value(f"left({call.sql(0)}, {modifier - 4})", call.result_oid, modifier)
 
 
@@ -108,6 +111,7 @@ def _bpchar(call: Call) -> Expression:
         raise call.refuse("An implicit cast to character(n).")
     refuse_texts(call)
     length = modifier - 4
+    # rpad() also cuts what is too long, as an explicit cast does.
     return value(f"rpad({call.sql(0)}, {length}, ' ')", call.result_oid, modifier)
 
 
@@ -157,6 +161,8 @@ def _matches(*, negated: bool = False) -> Handler:
         pattern = call.text_constant(1)
         if not same_expression(pattern):
             raise call.refuse("Its regular expression.")
+        # In PostgreSQL the dot matches a line end; in RE2, which DuckDB uses, only with this
+        # option.
         sql = f"regexp_matches({call.sql(0)}, {text_literal(pattern)}, 's')"
         return value(f"(NOT {sql})" if negated else sql, call.result_oid)
 
@@ -186,8 +192,10 @@ def _concatenated_with(call: Call) -> Expression:
 def _output(call: Call, argument: Expression) -> str:
     """The text that the type's output function writes."""
     oid = argument.form.type_oid
+    # Output functions write `t` and `f`; only a cast to text writes whole words.
     if oid == type_oids.BOOL:
         return f"(CASE WHEN {argument.sql} THEN 't' WHEN NOT {argument.sql} THEN 'f' END)"
+    # The output keeps the blanks at the end, which a cast to text removes.
     if oid == BPCHAR_OID:
         return argument.sql
     name = call.builtins.type_name(oid)
@@ -228,6 +236,7 @@ TEXT_FUNCTIONS: Final[Functions] = MappingProxyType(
         "length(bpchar)": template(f"CAST(length({_trimmed('{0}')}) AS INTEGER)"),
         "char_length(bpchar)": template(f"CAST(length({_trimmed('{0}')}) AS INTEGER)"),
         "character_length(bpchar)": template(f"CAST(length({_trimmed('{0}')}) AS INTEGER)"),
+        # strlen() counts bytes, length() characters.
         "octet_length(text)": template("CAST(strlen({0}) AS INTEGER)"),
         "octet_length(bpchar)": template("CAST(strlen({0}) AS INTEGER)"),
         "substr(text,int4)": _substring,

@@ -28,6 +28,7 @@ _DATE_RANGE = error_sql("22008", "date out of range")
 _TIMESTAMP_RANGE = error_sql("22008", "timestamp out of range")
 _INFINITE_DATES = error_sql("22008", "cannot subtract infinite dates")
 _INFINITE_PART = error_sql("0A000", "a part of an infinite date is not supported over the lake")
+# The bounds that PostgreSQL documents: Julian day 0 for dates and timestamps, and the last date.
 _FIRST_DAY = "CAST('4714-11-24 (BC)' AS DATE)"
 _LAST_DAY = "CAST('5874897-12-31' AS DATE)"
 _FIRST_MOMENT = "CAST('4714-11-24 (BC) 00:00:00' AS TIMESTAMP)"
@@ -85,6 +86,7 @@ def _moved_date(operator: str) -> Handler:
 
 def _days_between(call: Call) -> Expression:
     left, right = call.sql(0), call.sql(1)
+    # With NULL on one side, PostgreSQL answers NULL also when the other one is infinite.
     known = f"{left} IS NOT NULL AND {right} IS NOT NULL"
     infinite = f"NOT (isfinite({left}) AND isfinite({right})) AND {known}"
     days = f"CAST({left} - {right} AS INTEGER)"
@@ -96,6 +98,8 @@ def _moved(operator: str, *, reverse: bool = False) -> Handler:
 
     def handle(call: Call) -> Expression:
         moment, interval = reversed(call.args) if reverse else call.args
+        # A date and an interval give a timestamp in PostgreSQL, also if the interval has whole days
+        # only.
         sql = f"(CAST({moment.sql} AS TIMESTAMP) {operator} {interval.sql})"
         return value(_moment(sql), call.result_oid)
 
@@ -127,6 +131,7 @@ def _local(sql: str) -> str:
 
 
 def _zoned(sql: str) -> str:
+    # The operator works in both directions: of a timestamp it makes a timestamptz.
     return f"({sql} AT TIME ZONE 'UTC')"
 
 
@@ -138,6 +143,7 @@ def _extracted(call: Call) -> Expression:
 
 def _zoned_extraction(call: Call) -> Expression:
     field = call.text_constant(0).lower()
+    # The seconds since 1970 are the same in every time zone.
     if field != "epoch":
         call.require_utc()
     form = form_of(type_oids.TIMESTAMP)
@@ -155,6 +161,7 @@ def _part(call: Call, field: str, sql: str, form: Form) -> Expression:
         return _whole(_CLOCK_PARTS[field].format(sql))
     if field in _EXACT_PARTS and has_clock:
         function, scale = _EXACT_PARTS[field]
+        # DuckDB's function counts the microseconds of a minute, so at most 59,999,999.
         return _scaled(function.format(sql), 8 - scale, scale)
     if field == "epoch":
         return _epoch(sql, has_clock=has_clock)
@@ -164,6 +171,7 @@ def _part(call: Call, field: str, sql: str, form: Form) -> Expression:
 def _epoch(sql: str, *, has_clock: bool) -> Expression:
     micros = guarded(f"NOT isfinite({sql})", _INFINITE_PART, f"epoch_us({sql})")
     if has_clock:
+        # Together 19 digits, which hold every 64-bit number of microseconds.
         return _scaled(micros, 13, 6)
     return _whole(f"({micros} // 1000000)")
 
@@ -185,6 +193,7 @@ def _as_float(handler: Handler) -> Handler:
 
     def handle(call: Call) -> Expression:
         exact = handler(call)
+        # By its text, for the reason that `numeric_functions._to_float` gives.
         return value(f"CAST(CAST({exact.sql} AS VARCHAR) AS DOUBLE)", call.result_oid)
 
     return handle
@@ -209,6 +218,7 @@ def _between_moments(call: Call) -> Expression:
     """Days and the rest of a day, with the same sign."""
     left, right = call.sql(0), call.sql(1)
     micros = f"(epoch_us({left}) - epoch_us({right}))"
+    # PostgreSQL never makes months of a difference, however many days it has.
     days = f"to_days(CAST({micros} // 86400000000 AS INTEGER))"
     sql = f"({days} + to_microseconds({micros} % 86400000000))"
     infinite = f"NOT isfinite({left}) OR NOT isfinite({right})"
@@ -224,6 +234,8 @@ def _interval_epoch(call: Call) -> Expression:
 
 def _span(interval: str, year_seconds: int) -> str:
     """Microseconds of an interval whose months have 30 days."""
+    # In 128 bits: the longest interval, of 178 million years, has more microseconds than 64 bits
+    # count.
     days = (
         f"({year_seconds} * CAST(datepart('year', {interval}) AS HUGEINT) + 2592000 * "
         f"datepart('month', {interval}) + 86400 * datepart('day', {interval}))"

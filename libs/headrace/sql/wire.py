@@ -14,6 +14,7 @@ from typing import Final, Literal
 from headrace.errors import DecodeError
 
 PROTOCOL_MAJOR: Final = 3
+# 1234 in the upper half, which is no major version: a request instead of a start.
 CANCEL_REQUEST: Final = 80877102
 SSL_REQUEST: Final = 80877103
 GSS_REQUEST: Final = 80877104

@@ -47,6 +47,7 @@ class AutoEngine:
     async def copy(self, work: CopyWork, progress: Progress) -> CopiedFiles:
         """Copy with Spark if the table has enough ranges."""
         ranges = sum(len(task) for task in work.plan.tasks)
+        # By the storage's size, which is exact; PostgreSQL's number of rows is an estimate.
         if ranges >= self._lake.spark_ranges_min and not self._unusable:
             try:
                 return await self._spark.copy(work, progress)
@@ -70,6 +71,8 @@ class AutoEngine:
 
     def _give_up(self, error: SparkUnusableError) -> None:
         log.warning("spark_unusable", reason=str(error))
+        # For as long as the process lives: every batch would wait again until a start has timed
+        # out.
         self._unusable = True
 
     async def close(self) -> None:

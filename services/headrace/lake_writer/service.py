@@ -40,6 +40,7 @@ SERVICE = "lake-writer"
 
 
 async def run(scope: Scope, settings: Settings) -> None:
+    # Before NATS is needed: no waiting helps against a wrong setting.
     check_lake(settings)
 
     async def work(client: Client) -> None:
@@ -75,8 +76,10 @@ async def _work(
         scope.health.stats.count("lake_recoveries")
         scope.health.block("lake", describe(error))
         log.warning("lake_recovery", reason=describe(error))
+        # An attempt that has stored something makes the pauses short again.
         return follower is not None and follower.progressed
 
+    # Asked for each time, because every recovery replaces the follower.
     def last_cut() -> Cut | None:
         if follower is None:
             return None

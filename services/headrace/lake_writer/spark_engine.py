@@ -68,6 +68,7 @@ class SparkEngine:
 
     async def copy(self, work: CopyWork, progress: Progress) -> CopiedFiles:
         """Copy ranges in parallel."""
+        # An empty table is no reason to start a JVM.
         if not work.plan.tasks:
             return CopiedFiles((), 0)
 
@@ -77,6 +78,7 @@ class SparkEngine:
         results = await self._run(range_copy.TASK, pickle.dumps(work), len(work.plan.tasks), tell)
         copies: list[CopiedFiles] = [pickle.loads(each) for each in results]  # noqa: S301  # tasks'
         rows = sum(each.rows for each in copies)
+        # So far it was a share of the estimate from PostgreSQL's last ANALYZE.
         progress(rows)
         return CopiedFiles(tuple(file for each in copies for file in each.files), rows)
 
@@ -85,6 +87,8 @@ class SparkEngine:
         shape within the file, inline.
         """
         batch = await asyncio.to_thread(writer.plan, [file.info for file in files])
+        # The first file changes a table's shape or asks for a copy, so it is in no batch (ADR
+        # 0033).
         if not batch.files:
             return await self._inline.apply(writer, files[:1])
         if batch.tables:
@@ -150,6 +154,7 @@ class SparkEngine:
                 log.warning("spark_lost", losses=losses, reason=str(error))
                 if losses > self._settings.snapshot.spark_losses_max:
                     raise
+            # Another attempt would fail in the same way; the error says why.
             except SparkTaskError:
                 raise
             except SparkJobError as error:
@@ -169,6 +174,7 @@ class SparkEngine:
 def _portions(number: int, surveys: Sequence[FileSurvey]) -> list[Portion]:
     """How a table's changes are divided."""
     found = sorted(surveys, key=lambda each: each.file)
+    # A TRUNCATE removes what came before it, so earlier files of the batch are not read at all.
     last = max((place for place, each in enumerate(found) if each.truncates), default=0)
     total: Survey = NOTHING
     for each in found[last:]:

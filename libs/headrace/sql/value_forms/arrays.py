@@ -54,6 +54,7 @@ def array_binary(element: Form, element_oid: int, column: Array) -> Array:
     head[:, 1] = nulls[bounds[rows + 1]] > nulls[bounds[rows]]
     head[:, 2] = element_oid
     head[:, 3] = numbers
+    # The lower bound: an array with another one is no list in the copy, but a text.
     head[:, 4] = 1
     # An empty array has no dimension.
     heads = [big_endian(head[:, place], ">i4") for place in range(3)]
@@ -67,6 +68,7 @@ def _lists(column: Array) -> Array:
     """The column with an empty list in place of null."""
     if not column.null_count:
         return column
+    # `flatten` leaves out the elements of null lists, and the offsets would still count them.
     empty = pa.array([[]], column.type)
     places = np.where(valid(column), np.arange(len(column)), len(column))
     return pa.concat_arrays([column, empty]).take(pa.array(places))
@@ -74,6 +76,7 @@ def _lists(column: Array) -> Array:
 
 def _ends(lists: Array) -> Array:
     """The end of each list's elements, among those of `flatten`."""
+    # A slice has the offsets of the whole column, so they don't begin with 0.
     bounds = np.frombuffer(lists.buffers()[1], np.int32)
     found = bounds[lists.offset : lists.offset + len(lists) + 1]
     return pa.array(found - found[0])

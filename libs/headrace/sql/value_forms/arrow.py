@@ -87,12 +87,14 @@ def big_endian(numbers: Numbers, kind: str) -> Array:
 def lengths(column: Array) -> Numbers:
     """The number of bytes of each value; 0 where it is null."""
     ends = np.frombuffer(column.buffers()[1], np.int32)
+    # Arrow allows bytes behind a null, which are nobody's.
     found: Numbers = np.diff(ends[column.offset : column.offset + len(column) + 1])
     return np.where(valid(column), found, 0) if column.null_count else found
 
 
 def joined(parts: Sequence[Any]) -> Array:
     """Each row's parts, one after the other, without nulls."""
+    # The last argument is what stands between the parts.
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 

@@ -59,6 +59,7 @@ def text_form(type_oid: int, session: Session) -> Form:
     _check(type_oid)
     element_oid = type_oids.ELEMENT_OIDS.get(type_oid)
     if element_oid is not None:
+        # A box has commas in its text; it is the only built-in type with its own delimiter.
         delimiter = ";" if element_oid == type_oids.BOX else ","
         return partial(array_texts, text_form(element_oid, session), delimiter)
     found = _TEXTS.get(type_oid)
@@ -98,6 +99,8 @@ def _boolean_binary(column: Array) -> Array:
 
 def _float(form: Form) -> Callable[[Session], Form]:
     def of(session: Session) -> Form:
+        # Below 1, PostgreSQL rounds to a fixed number of digits, and doesn't write the shortest
+        # ones.
         if int(session["extra_float_digits"]) < 1:
             setting = session["extra_float_digits"]
             raise NotProvenEqualError(f"extra_float_digits {setting}", "Use 1.")
@@ -169,6 +172,7 @@ _TEXTS: Final[Mapping[int, Callable[[Session], Form]]] = MappingProxyType(
 def _date_binary(column: Array) -> Array:
     days = integers(column)
     shown = np.where(np.abs(days) < DATE_INFINITY, days - _EPOCH_DAYS, days)
+    # DuckDB's two infinities are symmetric; PostgreSQL's lower one is the least 32-bit number.
     shown[days <= -DATE_INFINITY] = -(2**31)
     return with_nulls_of(big_endian(shown, ">i4"), column)
 

@@ -14,8 +14,10 @@ import pyarrow as pa
 from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.value_forms.arrow import Array, buffer, filled, lengths, matrix, pc, with_nulls_of
 
+# Both digits of a byte as one number: a column of any length is one look-up.
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint16)
 _UUID_CHARACTERS = 36
+# PGSQL_AF_INET and PGSQL_AF_INET6 of PostgreSQL's inet.h: AF_INET, and the number after it.
 _IPV4 = 2
 _IPV6 = 3
 
@@ -41,6 +43,7 @@ def uuid_binary(column: Array) -> Array:
     digits = pc.replace_substring(texts, "-", "")
     start = np.frombuffer(digits.buffers()[1], np.int32)[digits.offset] if len(digits) else 0
     data = np.frombuffer(digits.buffers()[2] or b"", np.uint8)[start : start + 32 * len(digits)]
+    # PostgreSQL writes the digits of a UUID in lower case only.
     values = np.where(data < ord("a"), data - ord("0"), data - ord("a") + 10).reshape(-1, 2)
     found = (values[:, 0] * 16 + values[:, 1]).astype(np.uint8).reshape(-1, 16)
     return with_nulls_of(matrix(found), column)
@@ -67,6 +70,7 @@ def timetz_bytes(text: str) -> bytes:
     whole_, _, part = second.partition(".")
     seconds = int(hour) * 3600 + int(minute) * 60 + int(whole_)
     fields = [int(field) for field in text[at + 1 :].split(":")]
+    # Minutes and seconds of an offset are absent from the text if they are zero.
     west = sum(field * unit for field, unit in zip(fields, (3600, 60, 1), strict=False))
     if text[at] == "+":
         west = -west

@@ -27,6 +27,7 @@ from headrace.sql.value_forms.arrow import (
 )
 from headrace.sql.value_forms.zones import Zone
 
+# The years that Arrow prints with four digits and without an era, as PostgreSQL does.
 _DAYS = (civil_days(1, 1, 1), civil_days(9999, 12, 31))
 _MOMENTS = (_DAYS[0] * DAY_US, (_DAYS[1] + 1) * DAY_US - 1)
 
@@ -162,6 +163,7 @@ def timetz_texts(column: Array) -> Array:
 def interval_fields(column: Array) -> tuple[Numbers, Numbers, Numbers]:
     """Months, days and microseconds."""
     if not pa.types.is_struct(column.type):
+        # Arrow's own interval counts nanoseconds in 64 bits, which end after 292 years.
         raise NotProvenEqualError("an interval that Arrow may have cut off")
     months, days, us = (integers(part) for part in column.flatten())
     return months, days, us

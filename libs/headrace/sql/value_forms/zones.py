@@ -25,6 +25,7 @@ _CYCLE_S = 146_097 * 86_400
 # The years 2 and 9990, so that no offset leads out of the calendar.
 _FIRST_S = -62_104_060_800
 _LAST_S = 253_086_336_000
+# More than all days of the years 1 to 9999, in 32 MB; days that are further apart are sorted.
 _DAYS_TABLE_MAX = 4_000_000
 
 
