@@ -95,6 +95,7 @@ class LakeFiles:
                 return (self._folder / name).read_bytes()
             return bytes(obstore.get(self._store, name).bytes())
         except FileNotFoundError as error:
+            # A bucket that doesn't exist is no lost file, and has another remedy.
             if _NO_BUCKET in str(error):
                 raise _failure(location, "read", error) from error
             raise LakeError(
@@ -174,6 +175,7 @@ def _reason(error: Exception) -> str:
 
 def _write_synced(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Fails if the name is taken: nothing is ever overwritten.
     with path.open("xb") as file:
         file.write(data)
         file.flush()

@@ -164,8 +164,7 @@ def _lists(kind: Kind, element: Reader, delimiter: bytes, texts: Array) -> Found
     ends = [0]
     literals = to_list(texts)
     for row, literal in enumerate(literals):
-        # Bounds other than 1 stand before the braces, and a second dimension begins with another
-        # one.
+        # Bounds other than 1 stand before the braces; a second dimension has its own brace.
         if literal is not None and literal.startswith(("[", "{{")):
             misfits[row] = literal
         elif literal is not None:

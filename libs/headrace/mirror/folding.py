@@ -46,6 +46,7 @@ class FoldedChanges:
 
     def insert(self, key: Key, row: Row) -> bool:
         """Whether the row could be added; false if it exists."""
+        # A deleted key may come back: deletions are applied before insertions.
         if key in self.inserted or key in self.updated:
             return False
         self.inserted[key] = row
@@ -70,6 +71,7 @@ class FoldedChanges:
             return True
         if key in self.deleted:
             return False
+        # Updates keep the identity, so `where` finds the row as the target has it.
         self.updated.pop(key, None)
         self.deleted[key] = where
         return True
@@ -138,6 +140,7 @@ class Folding:
         if isinstance(step, TruncateTable | RemoveMarked) or key_of is None:
             return False
         where = step.where
+        # A row found by other columns may be one of several, or one that has been folded already.
         if not _names_row(step.table, where):
             return False
         key = key_of(where)
@@ -157,6 +160,7 @@ def _inserts(net: FoldedChanges, rows: Sequence[Row], key_of: KeyOf | None) -> b
         return True
     if len(rows) == 1:
         return net.insert(key_of(rows[0]), rows[0])
+    # All keys before the first row is added: a step is folded as a whole or not at all.
     keys = [key_of(row) for row in rows]
     if len({*keys}) < len(keys) or any(key in net.inserted or key in net.updated for key in keys):
         return False

@@ -105,6 +105,7 @@ class TableCopies:
         for token in tokens:
             try:
                 entry = await bucket.get(token)
+            # The table was dropped after it was listed.
             except NotFoundError:
                 continue
             # Suites may share the bucket.
@@ -120,16 +121,19 @@ class TableCopies:
                 await self._copy(snapshots, copy, marks, deliver)
 
     async def _copy(self, snapshots: Snapshots, copy: Copy, marks: Marks, deliver: Deliver) -> None:
+        # The marks have all that is needed to continue a snapshot that the stream still stores.
         if copy.snapshot_id:
             taken = StoredSnapshot(
                 copy.snapshot_id, copy.token, copy.lsn, copy.chunks, 0, self.source, None
             )
         else:
             taken = await snapshots.take(copy.token, lambda _rows, _estimated: None)
+            # The lane's name contains the snapshot, so this is another lane than the one below.
             del marks[copy.lane]
             log.info("sink_copies", table=copy.token, rows=taken.row_count)
             copy = Copy(copy.token, taken.snapshot_id, taken.lsn, 0, taken.batch_count)
             marks[copy.lane] = copy.mark
+            # Before the first chunk: a restart continues this snapshot, and takes no second one.
             await deliver((), marks)
         key = await self._key(copy.token)
         for number in range(copy.chunks_done, copy.chunks):

@@ -28,6 +28,7 @@ def router_of(configuration: SinkConfiguration) -> Router:
     if configuration.tables:
         filters.append(by_table(configuration.tables))
     filters.append(by_operation(frozenset(one.upper() for one in configuration.operations)))
+    # Before columns are left out: a condition may be about one that the target doesn't get.
     if configuration.where:
         rows = {
             pattern: by_row(frozenset(test.column for test in tests), compiled(tests))
@@ -77,4 +78,5 @@ def sink_of(
     )
     if keeps_marks(made):
         return sink
+    # In the state bucket, after the delivery: such a sink promises at least once (ADR 0036).
     return RememberedMarks(sink, marks)

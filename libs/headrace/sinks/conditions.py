@@ -66,6 +66,7 @@ def compiled(tests: Sequence[RowTest]) -> Where:
         unknown = False
         for column, check in checks:
             if column not in row:
+                # Not None yet: another condition may fail, which decides without the absent column.
                 unknown = True
             elif not check(row[column]):
                 return False
@@ -179,6 +180,7 @@ def _ordered(value: float | Decimal) -> tuple[bool, float | Decimal]:
 
 
 # Before and after every moment that has a date.
+# No literal of TOML lies beyond the years 1 to 9999, so these never meet each other.
 _EARLIEST = (-1, "")
 _LATEST = (1, "")
 

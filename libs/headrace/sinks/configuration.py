@@ -139,6 +139,7 @@ def _resolved(name: str, value: Any, environ: Mapping[str, str]) -> Any:
     # `file://` is an address, and no reference.
     if kind == "file" and not rest.startswith("//"):
         try:
+            # Editors and `echo` end a file with a line end, which no password has.
             return Path(rest).read_text().rstrip("\n")
         except OSError as error:
             raise ConfigurationError(
@@ -301,6 +302,7 @@ def _of_variable(key: str, text: str) -> Any:
         try:
             # Tables and lists of values in TOML's own form, as in the file.
             return tomllib.loads(f"value = {text}")["value"]
+        # The key's own check refuses the text, and names the variable.
         except tomllib.TOMLDecodeError:
             return text
     return text

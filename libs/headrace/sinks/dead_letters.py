@@ -87,6 +87,7 @@ def _unpacked(body: Mapping[str, Any]) -> DeadLetter:
         body["reason"],
         body["parked_at"],
         event,
+        # Records that were parked before corrections existed lack these fields.
         tuple(body.get("corrected") or ()),
         str(body.get("corrected_by") or ""),
     )
@@ -113,6 +114,7 @@ class DeadLetters:
         store = ObjectStore(self.js, self.bucket)
         name = self._name(sink, record_id)
         try:
+            # A record that is parked already, and comes again, keeps its correction.
             await store.get(name)
         except LargeMissingError:
             # Of an earlier time that it was parked, if it was corrected while it was delivered.
@@ -151,6 +153,7 @@ class DeadLetters:
         self, sink: str, record_id: str, wanted: Mapping[str, str | None], by: str
     ) -> None:
         """Store other values for columns; the next replay delivers them."""
+        # With an earlier correction, so that columns can be corrected one after the other.
         letter = await self.get(sink, record_id)
         event = letter.event._replace(payload=corrected(letter.event.payload, wanted))
         columns = tuple(dict.fromkeys((*letter.corrected, *wanted)))

@@ -21,6 +21,7 @@ from headrace.sinks.routing import Record
 # Of one request for former documents.
 _READ = 200
 _OVERTAKEN = 409
+# 404 answers the deletion of a document that is not there, after a repetition for example.
 _DONE = frozenset({200, 201, 404, _OVERTAKEN})
 _BUSY = frozenset({429, 503})
 
@@ -97,6 +98,7 @@ class Bulk:
                     found[one["_id"]] = one
         done = set()
         for document, action in asking.items():
+            # A former attempt may have written this version already, or a later one.
             own = found.get(document)
             if own is not None and own["_version"] >= action.version:
                 done.add(document)
@@ -150,6 +152,7 @@ class Bulk:
             accept=(413,),
             # No request creates an index by accident.
             require_alias="true",
+            # The whole answer would repeat the index, the ID and the version of every document.
             filter_path="items.*.status,items.*.error",
         )
         if answer.status == 413:

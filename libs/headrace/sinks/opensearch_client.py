@@ -61,6 +61,7 @@ class Client:
 
     def __init__(self, given: SinkOptions, login: Login) -> None:
         url = urlsplit(given.to)
+        # The address is shown by `plan` and in messages, so it must not contain the password.
         valid = bool(url.hostname) and url.password is None and url.path in {"", "/"}
         check(
             valid and not url.query and not url.fragment,
@@ -88,6 +89,7 @@ class Client:
             connector=aiohttp.TCPConnector(ssl=self._tls()),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+            # A load balancer's cookie would send every request to the same server.
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
@@ -144,6 +146,7 @@ class Client:
             async with self._http.request(
                 method,
                 url,
+                # A redirect would take documents to a host that the configuration does not name.
                 allow_redirects=False,
                 **sent,
             ) as answer:
@@ -160,6 +163,7 @@ class Client:
     def _failed(self, method: str, path: str, found: HttpAnswer) -> SinkError:
         said = reason(found.body)
         doing = f"{method} {path.partition('?')[0]}"
+        # A blocked index, as on a full disk, answers 403 too, and that passes.
         if found.status in {401, 403} and not is_blocked(found.body):
             return SinkError(
                 f"{self.where} does not allow {self._name} to {doing} ({found.status})",
@@ -185,6 +189,7 @@ class Pauses:
         """Wait before the next attempt; raise `SinkAwayError` if there were enough."""
         if time.monotonic() + self._pause_s > self._deadline:
             raise SinkAwayError(f"{self._where} does not accept documents: {why}")
+        # At random, so that the sinks of a server that was busy don't all return at one moment.
         await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))  # noqa: S311  # no secret
         self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
 

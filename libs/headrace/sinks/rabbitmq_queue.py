@@ -37,6 +37,7 @@ from headrace.sinks.target_options import read_options
 PORT, TLS_PORT = 5672, 5671
 # Messages that wait for their confirmation.
 UNCONFIRMED_MAX = 500
+# Below the 60 s that a call of a sink may take, so that the error names RabbitMQ.
 CONFIRM_TIMEOUT_S = 50.0
 _PERSISTENT = 2
 _HEARTBEAT_S = 30
@@ -116,6 +117,7 @@ class RabbitQueueSink:
 
     async def _need(self, destination: str) -> None:
         """See that there is a queue, unless an exchange decides that."""
+        # Before the outcome: an error ends the session, and this set with it.
         self._queues.add(destination)
         if self._options.exchange:
             return
@@ -123,6 +125,7 @@ class RabbitQueueSink:
             destination,
             passive=not self._options.create,
             durable=True,
+            # A classic queue is on one node, and gone with its disk.
             arguments={"x-queue-type": "quorum"},
         )
 
@@ -159,7 +162,9 @@ class RabbitQueueSink:
         try:
             yield
         except BaseExceptionGroup as group:
+            # One lost connection fails all messages that wait, so the first error says it all.
             raise self._error(group.exceptions[0], doing) from group
+        # aiormq raises a RuntimeError for a channel that is closed.
         except (AMQPError, OSError, RuntimeError) as error:
             raise self._error(error, doing) from error
 

@@ -35,6 +35,7 @@ class PageRange:
 
     def sql(self) -> str:
         """The condition that selects its rows by a TID range scan."""
+        # The items of a page count from 1, so `(page,0)` is before all of its rows.
         if self.end is None:
             upper = ""
         else:
@@ -46,6 +47,7 @@ def cut_ranges(storages: Sequence[TableStorage], pages_max: int) -> tuple[PageRa
     """Ranges of at most `pages_max` pages; a storage without pages has none."""
     ranges: list[PageRange] = []
     for storage in storages:
+        # Never across storages: a range is read by the name of one relation.
         for first in range(0, storage.pages, pages_max):
             end = first + pages_max
             last = end >= storage.pages

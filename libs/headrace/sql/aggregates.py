@@ -175,6 +175,7 @@ _TOTALS: Final[Mapping[int, Aggregate]] = MappingProxyType(
         type_oids.NUMERIC: _sum_of_numerics,
     }
 )
+# Of the types with min and max in PostgreSQL, those that DuckDB orders in the same way.
 _COMPARED: Final = (
     "int2", "int4", "int8", "oid", "float4", "float8", "numeric", "date", "timestamp",
     "timestamptz", "time", "text", "bpchar", "bytea",

@@ -31,6 +31,7 @@ _ESCAPES: Final = {
     ord("\t"): b"\\t",
     0x0B: b"\\v",
 }
+# Others, such as FORCE_QUOTE, are refused: they change what is written.
 _VALUED: Final = frozenset({"DELIMITER", "NULL", "QUOTE", "ESCAPE"})
 
 
@@ -68,8 +69,7 @@ class CopyForm:
             self,
             delimiter=self.delimiter or delimiter,
             null=null,
-            # PostgreSQL's default for ESCAPE is the character of QUOTE, also one that the statement
-            # names.
+            # PostgreSQL's default for ESCAPE is QUOTE, also if the statement names another quote.
             escape=self.escape or self.quote,
         )
 

@@ -188,7 +188,7 @@ class _Reader:
         """A datum that is passed by value has eight bytes, however many its type has."""
         self._take()
         end = self._tokens.index("]", self._next)
-        # PostgreSQL prints the bytes as C's signed characters.
+        # PostgreSQL prints the bytes as C's characters, which have a sign on most machines.
         octets = bytes(int(piece) & 0xFF for piece in self._tokens[self._next : end])
         self._next = end + 1
         if len(octets) not in (length, 8):

@@ -161,8 +161,7 @@ def _matches(*, negated: bool = False) -> Handler:
         pattern = call.text_constant(1)
         if not same_expression(pattern):
             raise call.refuse("Its regular expression.")
-        # In PostgreSQL the dot matches a line end; in RE2, which DuckDB uses, only with this
-        # option.
+        # In PostgreSQL the dot matches a line end; in DuckDB's RE2, only with the option `s`.
         sql = f"regexp_matches({call.sql(0)}, {text_literal(pattern)}, 's')"
         return value(f"(NOT {sql})" if negated else sql, call.result_oid)
 

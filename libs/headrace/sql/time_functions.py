@@ -98,8 +98,7 @@ def _moved(operator: str, *, reverse: bool = False) -> Handler:
 
     def handle(call: Call) -> Expression:
         moment, interval = reversed(call.args) if reverse else call.args
-        # A date and an interval give a timestamp in PostgreSQL, also if the interval has whole days
-        # only.
+        # A date and an interval give a timestamp in PostgreSQL, even without a time of day.
         sql = f"(CAST({moment.sql} AS TIMESTAMP) {operator} {interval.sql})"
         return value(_moment(sql), call.result_oid)
 
@@ -234,8 +233,7 @@ def _interval_epoch(call: Call) -> Expression:
 
 def _span(interval: str, year_seconds: int) -> str:
     """Microseconds of an interval whose months have 30 days."""
-    # In 128 bits: the longest interval, of 178 million years, has more microseconds than 64 bits
-    # count.
+    # In 128 bits: the longest interval has 178 million years, too many microseconds for 64.
     days = (
         f"({year_seconds} * CAST(datepart('year', {interval}) AS HUGEINT) + 2592000 * "
         f"datepart('month', {interval}) + 86400 * datepart('day', {interval}))"

@@ -105,8 +105,7 @@ def translate(
         # Now the number of the client's parameters is known.
         statement = scope(len(statement.parameters))
         select = _translated(statement, query)
-    # Operands that are needed twice are repeated in the text, which nesting can double at each
-    # level.
+    # Operands that are needed twice stand twice in the text: nesting doubles them each time.
     if len(select.sql) > SQL_CHARACTERS_MAX:
         raise NotProvenEqualError("a statement of this size")
     numbers = sorted(statement.parameters)
@@ -144,8 +143,7 @@ def _translated(statement: StatementScope, query: Node) -> Select:
 
 def numeric_digits(value: bytes) -> tuple[int, int]:
     """The digits of a numeric in PostgreSQL's binary form, before and after the point."""
-    # As numeric_send writes it: digits in groups of four, and `weight` is the place of the first
-    # group.
+    # As numeric_send writes it: groups of four digits; `weight` is the place of the first.
     groups, weight, sign, scale = struct.unpack_from(">HhHH", value)
     if sign not in _SIGNS:
         raise NotProvenEqualError("NaN or infinity in numeric")

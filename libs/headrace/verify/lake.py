@@ -35,6 +35,7 @@ from headrace.verify.lake_rows import EXACT, LakeRows
 from headrace.verify.sql_rows import SqlRows
 from headrace.verify.types import SqlType, types_of
 
+# For older transactions: a comparison names those that it waited for, and doesn't wait longer.
 HOLD_S = 30.0
 LOOK_S = 0.2
 AGAIN_S = 1.0
@@ -128,8 +129,7 @@ class LakeVerifier:
             moving = await asyncio.to_thread(self._moving, name, held, cut, types, schema)
             relations = [f"ONLY {storage.relation}" for storage in held.storages]
             where = " AND ".join(f"({condition})" for condition in held.conditions) or "true"
-            # With ONLY: a table that inherits from this one is published as a table with its own
-            # rows.
+            # With ONLY: tables that inherit from this one are published with their own rows.
             rows = SqlRows(connection, relations, names, self._source_error, held.key, where)
             outcome = await compared(
                 HashedHere(rows.rows, [there for there, _ in forms]),
@@ -158,8 +158,7 @@ class LakeVerifier:
             # A TRUNCATE, and a row without a key, concern rows that no key could leave out.
             if entry.operation not in _CHANGES or not held.key:
                 raise RestlessTableError(f"{name} changes while it is being compared")
-            # An update of the key moves the row: the comparison meets it under the old or the new
-            # one.
+            # An update of the key moves the row: the comparison meets it under either key.
             for text in (entry.key_json, entry.before_json):
                 values: Mapping[str, Any] = {} if text is None else orjson.loads(text)
                 if values.keys() >= forms.keys():
@@ -170,8 +169,7 @@ class LakeVerifier:
         """The table's changes that committed from one LSN on and before another."""
         if begin >= end or self.settings.archive.url is None:
             return []
-        # After a gap the lake-writer copies all tables again, so what the gap hides is compared,
-        # too.
+        # After a gap the lake-writer copies all tables again, so a gap is no reason to stop.
         reader = WalReader(self.settings.archive.url, WalReaderOptions(raise_at_gap=False))
         found = []
         for entry in reader.follow(from_lsn=begin, wait=False):

@@ -104,6 +104,7 @@ class Exports:
     async def _list(self, request: web.Request, name: str, page: Page) -> web.Response:
         caller = caller_of(request)
         query = {key: value for key, value in request.query.items() if key != "format"}
+        # A file takes many pages, so each is as long as a search permits.
         query["limit"] = str(LIMIT_MAX)
         lines: list[dict[str, Any]] = []
         left_out = size = 0

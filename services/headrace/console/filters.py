@@ -125,6 +125,7 @@ def _parts(text: str) -> list[str]:
 def _key(text: str) -> Mapping[str, str] | str | None:
     if not text:
         return None
+    # The value of a key with one column, which needs no quotes in an address.
     if not text.startswith("{"):
         return text
     try:

@@ -34,6 +34,7 @@ class LetterActs:
         body = await body_of(request, "id", "columns", *STEP)
         wanted = _columns(body)
         operator, letter = await self._letter(request, body)
+        # Before the values are looked at: the errors below tell which columns the record has.
         self._check_right(caller_of(request), letter, wanted)
         try:
             corrected(letter.event.payload, wanted)
@@ -52,6 +53,7 @@ class LetterActs:
                 "A later change of the row writes PostgreSQL's values over these.",
             ],
             _command(name, letter.id, wanted),
+            # A plan holds for these values: after another correction it is made again.
             [letter.id, letter.parked_at, list(letter.corrected), _text(letter)],
             done_by(
                 lambda: operator.letters.correct(name, letter.id, wanted, by),

@@ -84,6 +84,7 @@ class SnapshotList:
         ]
         head = self._suite.head()
         stale = {one["part"] for one in head["stale"]}
+        # Without NATS the list is old for a reason that the page has already.
         if "nats" not in stale:
             head["stale"] += self._stored.stale()
         items = [self._open_to(caller, one) for one in (*running, *stored)[:KEPT_MAX]]

@@ -42,6 +42,7 @@ KEPT_MAX = 6
 KEPT_S = 600.0
 TEXT_MAX = 100_000
 _NUMBERS = frozenset({"int2", "int4", "int8", "float4", "float8", "numeric", "oid"})
+# By PostgreSQL's own functions, which know grants to PUBLIC and those of other roles.
 _GRANTED = """
 SELECT n.nspname, c.relname, c.relkind::text, a.attname, format_type(a.atttypid, a.atttypmod)
 FROM pg_catalog.pg_class c
@@ -243,6 +244,7 @@ class SqlRuns:
 
     async def _fetch(self, connection: psycopg.AsyncConnection[Any], run: SqlRun) -> None:
         cursor = connection.cursor()
+        # So that the server ends the statement even if the console is gone by then.
         await cursor.execute(f"SET statement_timeout = {int(RUN_S * 1000)}".encode())
         if run.cut:
             name = composed.SQL("SET headrace.as_of = {}").format(composed.Literal(run.cut))

@@ -99,6 +99,7 @@ class System:
         bucket = self._settings.streams.parked
         js = self._reader.client.jetstream()
         try:
+            # NATS's names for the stream of an object store, and for the subjects of its entries.
             info = await js.stream_info(f"OBJ_{bucket}", subjects_filter=f"$O.{bucket}.M.>")
         except NotFoundError:
             return self._list([])

@@ -26,6 +26,7 @@ SIZES_S = 15.0
 SCHEMAS_S = 2.0
 VERSIONS_MAX = 50
 TABLES_MAX = 10_000
+# As pg_class.relreplident has them.
 _IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 _SIZES = """
 SELECT n.nspname AS schema, c.relname AS name, c.reltuples::float8 AS rows,

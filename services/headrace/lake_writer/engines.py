@@ -71,8 +71,7 @@ class AutoEngine:
 
     def _give_up(self, error: SparkUnusableError) -> None:
         log.warning("spark_unusable", reason=str(error))
-        # For as long as the process lives: every batch would wait again until a start has timed
-        # out.
+        # For as long as the process lives: each batch would wait again until a start timed out.
         self._unusable = True
 
     async def close(self) -> None:

@@ -87,8 +87,7 @@ class SparkEngine:
         shape within the file, inline.
         """
         batch = await asyncio.to_thread(writer.plan, [file.info for file in files])
-        # The first file changes a table's shape or asks for a copy, so it is in no batch (ADR
-        # 0033).
+        # The first file changes a table's shape or needs a copy: it is in no batch (ADR 0033).
         if not batch.files:
             return await self._inline.apply(writer, files[:1])
         if batch.tables:

@@ -155,6 +155,8 @@ class CatchingUp:
             ):
                 while True:
                     for event in await consumer.take(1.0):
+                        # A schema event only describes the row after it, and has that row's
+                        # position (ADR 0008).
                         if event.source == self._source and event.advances:
                             return event
         except TimeoutError as error:

@@ -26,8 +26,10 @@ from headrace.sql_server.state import SessionState
 
 log = logs.logger("sql-server")
 
+# As PostgreSQL's authentication_timeout by default.
 _LOGIN_TIMEOUT_S = 60.0
 _CANCEL_TIMEOUT_S = 10.0
+# PostgreSQL allocates less than this for a message.
 _BACKEND_BYTES_MAX = 1 << 30
 # Connections that were not answered yet.
 _BACKLOG = 128
@@ -115,6 +117,7 @@ class Front:
         finally:
             self._tasks.discard(task)
             self._stats.set("sql_connections", len(self._tasks))
+            # `close` would first wait until the client has read everything.
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -166,6 +169,7 @@ class Front:
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         host, port = self._target.address.host, self._target.address.port
         try:
+            # As in libpq, a path is the folder of a socket.
             if host.startswith("/"):
                 return await asyncio.open_unix_connection(f"{host}/.s.PGSQL.{port}")
             return await asyncio.open_connection(host, port)
@@ -177,6 +181,7 @@ class Front:
     async def _cancel(self, key: BackendKey) -> None:
         """Cancel a statement of another connection, wherever it runs."""
         runner = self._sessions.get(key)
+        # No answer, as from PostgreSQL: it would help to guess keys.
         if runner is None:
             return
         # The statement runs in DuckDB; otherwise it is PostgreSQL's to cancel.

@@ -13,6 +13,7 @@ from headrace.sql_server.lake_reader import LakeReader
 from headrace.sql_server.plans import OpenRows, Portal
 from headrace.sql_server.problems import NOT_SUPPORTED, refused
 
+# In the front's memory, where PostgreSQL would use a file.
 HELD_BYTES_MAX: Final = 256 << 20
 """Of all cursors of a session together."""
 
@@ -36,12 +37,14 @@ class HeldRows:
 
     async def parts(self, forms: Sequence[int], rows_max: int) -> AsyncIterator[tuple[int, bytes]]:
         """The next messages, so many at most (0: all), and how many they are."""
+        # Only messages were kept, and a text can't be made binary without its value.
         if tuple(forms) != self._forms:
             raise refused(NOT_SUPPORTED, "a cursor that is read in two forms is not supported")
         wanted = self._messages[self._next :]
         if rows_max:
             wanted = wanted[:rows_max]
         for part in _parts(wanted):
+            # Before they are sent: a fetch that breaks off must not give rows twice.
             self._next += len(part)
             yield len(part), b"".join(part)
 
@@ -80,6 +83,7 @@ async def hold(
         held.add(data)
         if held.size > left:
             raise refused(
+                # PostgreSQL's code for memory that is used up.
                 "53200",
                 f"the cursors WITH HOLD of a session may have {HELD_BYTES_MAX >> 20} MiB of rows",
                 hint="Close others, select fewer rows, or read the cursor within a transaction.",

@@ -109,5 +109,6 @@ class Link:
 
     def _taken(self, length: int) -> bytes:
         taken = bytes(self._data[:length])
+        # A bytearray gives up its beginning without moving the rest, also if many messages wait.
         del self._data[:length]
         return taken

@@ -44,6 +44,7 @@ def encryption(cert: str | None, key: str | None, *, required: bool) -> Encrypti
     if cert is None:
         return Encryption(None, required)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    # As PostgreSQL's ssl_min_protocol_version by default.
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(cert, key)
     return Encryption(context, required)
@@ -86,6 +87,7 @@ async def startup(
 def for_backend(given: Startup, database: str) -> tuple[Startup, str]:
     """The startup message for the private PostgreSQL, and the client's level of notices."""
     parameters = dict(given.parameters)
+    # In the protocol, the database without a name has the user's.
     wanted = parameters.get("database") or parameters.get("user", "")
     if wanted != database:
         raise fatal(

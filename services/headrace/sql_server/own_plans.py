@@ -22,7 +22,9 @@ from headrace.sql_server.problems import (
 from headrace.sql_server.state import SessionState
 
 TEXT_OID: Final = 25
+# A name that no client gives to a statement.
 _ARGUMENTS: Final = b"headrace: the arguments of EXECUTE"
+# With its schema, because the session's search_path could lead to another operator.
 _CURSOR: Final = b"SELECT 1 FROM pg_catalog.pg_cursors WHERE name OPERATOR(pg_catalog.=) $1"
 
 
@@ -139,6 +141,7 @@ class FetchPlan:
         cursor = await self._cursor()
         plan = cursor.statement.plan
         assert isinstance(plan, QueryPlan), "only queries have cursors"
+        # A result of DuckDB can't skip rows, so MOVE reads them.
         if self.move:
             sent = 0
             async with plan.reader.statement():
@@ -283,6 +286,7 @@ class RunPlan:
         numbered = ", ".join(f"${number}" for number in range(1, len(types) + 1))
         text = f"SELECT {numbered}".encode()
         await backend.send(
+            # Closing what doesn't exist is no error, and Parse refuses a name that is in use.
             wire.close(b"S", _ARGUMENTS),
             wire.Parse(_ARGUMENTS, text, types).encode(),
             wire.FLUSH,

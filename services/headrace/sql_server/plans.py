@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from headrace.sql_server.exact_run import ExactRows
     from headrace.sql_server.held_rows import HeldRows
 
+# ACL_SELECT in PostgreSQL's masks of rights.
 _SELECT: Final = 2
 
 

@@ -74,6 +74,7 @@ _PREPARE: Final = (
     f"""DO $$ BEGIN CREATE ROLE {READERS} NOLOGIN;
     EXCEPTION WHEN duplicate_object THEN NULL; END $$""",
     "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+    # Neither DO nor functions of users: the front doesn't see the statements in them.
     "REVOKE USAGE ON LANGUAGE plpgsql, sql FROM PUBLIC",
     f"""DO $$ DECLARE each regprocedure; BEGIN
     FOR each IN SELECT oid FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace
@@ -86,6 +87,7 @@ _PREPARE: Final = (
     "CREATE SERVER IF NOT EXISTS headrace FOREIGN DATA WRAPPER headrace",
     f"""CREATE TABLE IF NOT EXISTS {GUARD}.tables (
     relid oid PRIMARY KEY, source_relation bigint NOT NULL, columns jsonb NOT NULL)""",
+    # Each cut updates its one row; a page that is mostly free takes the new versions.
     f"""CREATE TABLE IF NOT EXISTS {GUARD}.cut (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), number bigint NOT NULL, lsn pg_lsn NOT NULL)
     WITH (fillfactor = 10)""",

@@ -8,6 +8,7 @@ from headrace.sql.wire import Problem, WireMessage
 
 GUARD_MESSAGE: Final = b'foreign-data wrapper "headrace" has no handler'
 GUARD_CODE: Final = b"55000"
+# PostgreSQL's codes: drivers and pools decide by them what to do next.
 NOT_SUPPORTED: Final = "0A000"
 READ_ONLY: Final = "25006"
 IN_FAILED_TRANSACTION: Final = "25P02"

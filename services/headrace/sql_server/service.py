@@ -112,6 +112,7 @@ async def _serve(scope: Scope, settings: Settings, server: PrivatePostgres) -> N
     try:
         await scope.stopping.wait()
     finally:
+        # First, so that no client arrives while the sessions end.
         listener.close()
         await front.close()
         await asyncio.wait({follow, tidy})

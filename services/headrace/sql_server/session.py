@@ -136,6 +136,7 @@ class SqlSession:
         client = self._state.client
         if statement.plan is None:
             begin = (wire.Bind(b"", b"", (), (), ()).encode(), wire.describe(b"P", b""))
+            # The client has sent a Query, whose answer has no BindComplete or NoData.
             await self._pass(statement, *begin, wire.execute(b""), hidden=b"2n")
             return
         # A table may have changed before the analysis took its lock.
@@ -331,6 +332,7 @@ class SqlSession:
                 await self._analyzer.prepared(piece)
             case "DEALLOCATE":
                 forget_prepared(state.statements, piece)
+            # Its other forms leave statements and cursors alone.
             case "DISCARD" if words[1:] == ["ALL"]:
                 state.statements.clear()
                 state.portals.clear()
@@ -370,6 +372,7 @@ def _moved(message: WireMessage, text: bytes, start: int) -> WireMessage:
     position = notice.fields.get("P")
     if not start or position is None:
         return message
+    # A position counts characters, not bytes.
     before = len(text[:start].decode("utf-8", "replace"))
     moved = Notice({**notice.fields, "P": str(int(position) + before).encode()})
     return WireMessage(b"E", moved.encode(b"E")[wire.HEADER_BYTES :])

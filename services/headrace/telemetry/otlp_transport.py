@@ -73,6 +73,7 @@ class GrpcWay:
             self._channel = grpc.aio.insecure_channel(place)
         # Its metadata only accepts lower-case names.
         self._metadata = tuple((name.lower(), value) for name, value in headers.items())
+        # Without a serializer: the bytes are encoded already, as for HTTP.
         self._calls = {
             signal: self._channel.unary_unary(method) for signal, method in _METHODS.items()
         }

@@ -73,6 +73,7 @@ class Routes:
         return page("headrace.telemetry", cached="no-cache")
 
     async def health(self, _: web.Request) -> web.Response:
+        # The bridge's answer, which only means that the process lives; /readyz says how it is.
         return web.json_response({"status": "ok"})
 
     async def status(self, _: web.Request) -> web.Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 
 WINDOW_S = 300.0
+# Two a second for the whole window.
 SAMPLES_MAX = 600
 # Over a shorter time, one burst would look like a pace.
 SPAN_S_MIN = 5.0

@@ -99,8 +99,7 @@ def _boolean_binary(column: Array) -> Array:
 
 def _float(form: Form) -> Callable[[Session], Form]:
     def of(session: Session) -> Form:
-        # Below 1, PostgreSQL rounds to a fixed number of digits, and doesn't write the shortest
-        # ones.
+        # Below 1, PostgreSQL rounds to fewer digits, and doesn't write the shortest ones.
         if int(session["extra_float_digits"]) < 1:
             setting = session["extra_float_digits"]
             raise NotProvenEqualError(f"extra_float_digits {setting}", "Use 1.")

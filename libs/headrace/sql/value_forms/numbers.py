@@ -205,6 +205,7 @@ def _small_numerics(column: Array, scale: int) -> Array:
 
 def _unscaled(column: Array) -> Numbers:
     """The digits of small decimals as integers: the lower half of their 128 bits."""
+    # Arrow's decimals are little-endian: of each pair, the first has the lower 64 bits.
     data = np.frombuffer(column.buffers()[1], np.int64)
     found: Numbers = data[2 * column.offset : 2 * (column.offset + len(column)) : 2]
     return np.where(valid(column), found, 0) if column.null_count else found

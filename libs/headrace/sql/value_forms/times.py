@@ -210,6 +210,7 @@ def _signs(number: int, negative: bool) -> str:
 
 def _long_time(us: int) -> str:
     """Hours without a limit."""
+    # An interval's hours are not carried into days, so there may be more than 23.
     hours, left = divmod(us, 3_600_000_000)
     return f"{hours:02}{time_text(left)[2:]}"
 

@@ -62,6 +62,7 @@ async def _server_end(settings: Settings, store: BackupStore) -> int:
     connection = await PhysicalConnection.open(settings.postgres, "headrace backup verify")
     try:
         identity = await connection.identify()
+        # An LSN of another cluster says nothing about this store.
         await asyncio.to_thread(store.check, identity.system_id)
         (lsn,) = await connection.facts("SELECT pg_current_wal_flush_lsn()::text")
         return parse_lsn(lsn or "")

@@ -11,6 +11,7 @@ from headrace.cli import outcome
 from headrace.cli.outcome import fail
 from headrace.errors import HeadraceError
 
+# For annotations only: the store's packages are an extra, and help works without them.
 if TYPE_CHECKING:
     from headrace.backup.store import BackupStore
     from headrace.settings import Settings

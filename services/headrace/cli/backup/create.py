@@ -21,6 +21,7 @@ from headrace.settings import Settings
 # Older servers send base backups in another form, and don't say what a commit drops.
 _VERSION_MIN = 15
 
+# Role 10 is initdb's superuser under its present name, as which a restore logs in.
 _FACTS = f"""
 SELECT (SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size'),
        (SELECT rolname FROM pg_catalog.pg_roles WHERE oid = 10),
@@ -58,6 +59,8 @@ async def _store(connection: PhysicalConnection, store: BackupStore, screen: Scr
     new = await asyncio.to_thread(
         store.create, identity.system_id, int(segment_size or 0), version, superuser or ""
     )
+    # A restored cluster keeps its system identifier, so the check of the store's cluster can't tell
+    # it from the former one.
     if restored_from == store.identity.store:
         raise ForeignStoreError(f"this cluster was restored from {store.url}")
     if new:

@@ -124,6 +124,7 @@ def _line(value: object) -> str:
 
 
 def _standbys(settings: Settings, store: BackupStore) -> list[StandbyLag]:
+    # Those that read the store are known without the primary.
     found = list(standbys.fed(store))
     # After the loss of a primary nobody waits for it, if it isn't named.
     if settings.postgres.host is not None or "PGHOST" in os.environ:

@@ -66,6 +66,7 @@ async def run(
     if not schedule.due(records, datetime.now(UTC)):
         print(f"backup {records[-1].label} is recent enough")
         return
+    # The server decides each time: without summaries the backup is a full one, and no error.
     if schedule.follows(records, datetime.now(UTC)):
         incremental = await _summarizes(settings)
     parent = None

@@ -10,6 +10,7 @@ import typer
 from headrace.cli.outcome import fail
 from headrace.errors import HeadraceError
 
+# Commands import what they need when they run: a help text must not load PyIceberg.
 if TYPE_CHECKING:
     from headrace.cli.lake.opened import Lake
 

@@ -35,6 +35,7 @@ class CopyWaitsError(LakeError):
 def copy_again(lake: Lake, table: str, wait_s: float | None, *, wait: bool, as_json: bool) -> None:
     """Ask for a copy, and wait for it."""
     name = TableName(*table_of(table))
+    # A lake of an older version may lack the table of requests.
     lake.catalog.prepare()
     request = requests.ask(lake.catalog, lake.slot, name)
     if wait:

@@ -24,6 +24,7 @@ from headrace.terminal.text import counted
 
 def show(document: object) -> None:
     """Print one document for programs."""
+    # Not by rich, which would wrap the line at the terminal's width.
     print(orjson.dumps(document).decode())
 
 
@@ -109,6 +110,7 @@ def _changed(cuts: Sequence[Cut]) -> list[str]:
         if before is None:
             found.append("")
             continue
+        # The symmetric difference also has tables that were created or dropped.
         different = {name for name, _ in cut.tables.items() ^ before.tables.items()}
         found.append(", ".join(sorted(different)))
     return found
@@ -158,6 +160,7 @@ async def _add_distance(lake: Lake, cut: Cut, body: dict[str, Any]) -> None:
         async with session.postgres(lake.settings, "lake status") as source:
             now = parse_lsn(await source.fetchval("SELECT pg_current_wal_lsn()::text"))
     except HeadraceError as error:
+        # Status is asked for when something is wrong: what can be known is shown without the rest.
         body["unknown"].append(f"the source's LSN: {describe(error)}")
         return
     body["behind_bytes"] = max(0, now - cut.lsn)

@@ -19,6 +19,7 @@ from headrace.lake.tables import SOURCE_PROPERTY
 from headrace.lake.writer import LakeWriter, Source
 from headrace.settings import Settings, load
 
+# The words of SQLite and PostgreSQL for a catalog that no lake has been created in.
 _NO_TABLES = ("no such table", "does not exist")
 
 
@@ -86,6 +87,7 @@ class Lake:
         return writer
 
     def _timeline(self) -> int:
+        # A cut doesn't name the timeline; the snapshots that it consists of do.
         for _, metadata in self.own_tables().values():
             snapshot = metadata.current_snapshot()
             if snapshot is not None and snapshot.summary is not None:
@@ -105,6 +107,7 @@ def opened(url: str | None, catalog: str | None) -> Iterator[Lake]:
     """The lake; raises if there is none, and creates nothing."""
     settings = chosen(url, catalog)
     assert settings.lake.url is not None, "checked"
+    # Before the catalog is opened: SQLite creates a file that doesn't exist.
     for path in local_paths(settings):
         if not path.exists():
             raise NoLakeError(f"there is no lake at {settings.lake.url}: {path} does not exist")
@@ -112,6 +115,7 @@ def opened(url: str | None, catalog: str | None) -> Iterator[Lake]:
     try:
         lake = Lake(settings, LakeFiles(settings.lake.url), found)
         try:
+            # Whether the catalog has a lake, before a command prints anything.
             found.tables()
             found.last_cut(lake.slot)
         except LakeUnreachableError as error:

@@ -25,6 +25,7 @@ async def verify(lake: Lake, tables: Sequence[str], wait_s: float, *, as_json: b
             "HEADRACE_ARCHIVE_URL is not set",
             remedy="Set it: the archive shows which rows change while they are compared.",
         )
+    # Not those of other suites in the same catalog: their source is another one.
     names = [TableName(*table_of(table)) for table in tables] or list(lake.own_tables())
     if not names:
         raise NoLakeError(f"the lake has no tables of {lake.slot}")

@@ -12,6 +12,7 @@ from headrace.cli.backup.commands import Url, on_store
 from headrace.cli.outcome import fail
 from headrace.errors import HeadraceError
 
+# As in `backup.commands`: help works without the packages of an archive.
 if TYPE_CHECKING:
     from headrace.backup.store import BackupStore
     from headrace.settings import Settings

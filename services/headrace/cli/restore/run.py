@@ -33,6 +33,7 @@ class Wanted:
 
 def run(settings: Settings, store: BackupStore, wanted: Wanted) -> int:
     """Restore a cluster or a table, or hold a drill; returns the exit code."""
+    # First: a drill takes none of the other options, and its exit code says whether it passed.
     if wanted.drill:
         if wanted.to is not None or wanted.table is not None or wanted.moment.given:
             raise SettingError(
@@ -98,4 +99,5 @@ def _mapped(text: str) -> tuple[str, Path]:
     old, equals, new = text.partition("=")
     if not (old and equals and new):
         raise SettingError(f"--tablespace {text!r} is not OLD=NEW", remedy="Write /old=/new.")
+    # PostgreSQL refuses tablespaces with relative paths.
     return old, Path(new).absolute()

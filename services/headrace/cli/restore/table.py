@@ -159,5 +159,6 @@ def variables(postgres: PostgresSettings, into: str) -> dict[str, str]:
         "PGPASSWORD": postgres.password,
     }
     found = inherited | {name: str(value) for name, value in given.items() if value is not None}
+    # Without a host, libpq takes a socket in a folder that depends on how it was built.
     found.setdefault("PGHOST", "localhost")
     return found

@@ -13,6 +13,7 @@ import typer
 from headrace.cli.outcome import fail, finish
 from headrace.errors import HeadraceError
 
+# Loaded by the commands: the settings and the sinks' classes would slow down every help text.
 if TYPE_CHECKING:
     from headrace.settings import Settings
     from headrace.sinks.configuration import SinkConfiguration

@@ -58,6 +58,7 @@ async def run(settings: Settings, sink: SinkConfiguration, last: int, *, as_json
         info = await client.jetstream().stream_info(streams.cdc)
         end = int(info.state.last_seq)
         start = max(int(info.state.first_seq), end - last + 1)
+        # Without a durable name, and with marks in memory: the sink's own position doesn't move.
         subscription = Subscription(streams.cdc, start_seq=start, state_bucket=streams.state)
         async with follow(client, subscription, MemoryWatermarks()) as consumer:
             while consumer.seen_seq < end:

@@ -69,6 +69,7 @@ async def plan(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:
             tokens = [token for token in known if sink.takes(*split_table_token(token))]
             scheme = known_address(sink.to, os.environ).partition("://")[0]
             copies = is_database(f"{scheme}://")
+            # Each description is a request; most tables have no condition to check.
             asked = [one for one in tokens if copies or sink.where_of(*split_table_token(one))]
             described = await tables_described(js, settings, asked)
             tables = [".".join(split_table_token(token)) for token in tokens]

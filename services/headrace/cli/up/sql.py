@@ -23,6 +23,7 @@ def sql_environment(settings: SqlSettings, folder: Path) -> dict[str, str]:
     """Variables with which a client connects."""
     secret = quote(_password(folder), safe="")
     host = settings.host
+    # The server listens everywhere, and a client needs one address.
     if host in _ALL_ADDRESSES:
         host = LOOPBACK
     database = quote(settings.database, safe="")
