@@ -60,6 +60,7 @@ class RowsWriter:
         self._folder = folder
         self._schema = schema
         self._wanted = arrow_schema(schema)
+        # In memory, because a store takes an object as a whole.
         self._sink = io.BytesIO()
         self._writer = pq.ParquetWriter(
             self._sink, self._wanted, compression="zstd", compression_level=1, store_schema=False
@@ -75,6 +76,7 @@ class RowsWriter:
         columns = []
         for field in self._wanted:
             if field.name in rows.column_names:
+                # A file may be older than a wider type of its column.
                 columns.append(rows.column(field.name).cast(field.type))
             else:
                 columns.append(pa.nulls(rows.num_rows, field.type))

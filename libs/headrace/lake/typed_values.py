@@ -44,6 +44,7 @@ Reader = Callable[[Array], Found]
 DOCUMENT_OIDS: Final = frozenset({type_oids.JSON, type_oids.JSONB})
 _OPTIONS: Final = ValueOptions(encoding=Encoding.JSON)
 _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+# PostgreSQL writes a blank and +00, the contract T and Z.
 _TIMESTAMP = rf"^{_DATE}[ T][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(?:\.[0-9]{{1,6}})?(?:Z|\+00)?$"
 
 

@@ -185,6 +185,7 @@ def _events(
             "tx": {"xid": 0, "lsn": taken.lsn, "ts": None, "seq": 0, "last": False},
             "snapshot": True,
         }
+        # By the row's number as a text, because JSON has no other keys.
         if exact := texts.get(str(index)):
             payload["exact"] = exact
         yield Event(

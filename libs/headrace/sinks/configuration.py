@@ -34,6 +34,7 @@ from headrace.sinks.targets import is_database, pace_of, sink_class
 
 FILE = "headrace.toml"
 _PREFIX = "HEADRACE_SINK_"
+# The name is a part of keys and of consumers' names in NATS, where a dot separates.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _SECRET = re.compile(r"password|secret|token", re.IGNORECASE)
 
@@ -109,6 +110,7 @@ def parse_sinks(text: str, file: str, environ: Mapping[str, str]) -> dict[str, S
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
+        # Before Python 3.14, tomllib has the line in the message only.
         place = re.search(r"line (\d+)", str(error))
         line = place[1] if place else "1"
         raise ConfigurationError(f"{file}:{line}: {error}") from error
@@ -253,6 +255,7 @@ class _Reader:
         self, name: str, table: Mapping[str, Any], environ: Mapping[str, str]
     ) -> dict[str, Any]:
         """The table with the values of variables."""
+        # A shell's variables have no hyphens in their names.
         prefix = f"{_PREFIX}{name.upper().replace('-', '_')}_"
         merged = dict(table)
         self.overridden = {}

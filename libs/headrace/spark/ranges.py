@@ -68,5 +68,6 @@ def deal(ranges: Sequence[T], tasks_max: int) -> list[Sequence[T]]:
     tasks = min(len(ranges), tasks_max)
     if not tasks:
         return []
+    # Adjacent ranges, so that a task reads its part of the storage in order.
     edges = [len(ranges) * task // tasks for task in range(tasks + 1)]
     return [ranges[edges[task] : edges[task + 1]] for task in range(tasks)]

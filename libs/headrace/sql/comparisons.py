@@ -87,8 +87,10 @@ def require_groups(expression: Expression) -> None:
     """Refuse values of which equal ones can print differently: groups show one of them."""
     require_order(expression)
     form = expression.form
+    # 1.0 and 1.00 are one group, which would show either of them.
     if form.varies:
         raise NotProvenEqualError("grouping of numerics whose display scales differ")
+    # With a length, equal values are padded alike and look the same; without one, they may not.
     if form.type_oid == BPCHAR_OID and form.modifier < 0:
         raise NotProvenEqualError("grouping of character without a length")
 

@@ -202,6 +202,7 @@ def _date(datum: bytes) -> Read:
     if days in _DAYS:
         text = date.fromordinal(_EPOCH_DAYS + days).isoformat()
         return text, f"CAST('{text}' AS DATE)"
+    # Python can't write this year, so it is a distance from the day PostgreSQL counts from.
     return None, f"(CAST('2000-01-01' AS DATE) + CAST({days} AS INTEGER))"
 
 

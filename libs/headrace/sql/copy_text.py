@@ -102,6 +102,7 @@ def copy_form(options: bytes, *, standard_strings: bool = True) -> CopyForm:
     place = 0
     while place < len(found):
         word = found[place].word
+        # Both of PostgreSQL's syntaxes: options in brackets, and the older words without them.
         if word in ("(", ")", ",", "WITH", "AS"):
             place += 1
         elif word in ("CSV", "BINARY"):
@@ -158,6 +159,7 @@ def copy_lines(form: CopyForm, cells: Sequence[Array], rows: int) -> Array:
     alone = len(cells) == 1
     written = _csv_column if form.form == "csv" else _text_column
     fields = [filled(written(form, cell, alone=alone), null) for cell in cells]
+    # Rows without columns are empty lines, one for each.
     if not fields:
         return pa.array([b"\n"] * rows, pa.binary())
     lines = pc.binary_join_element_wise(*fields, pa.scalar(form.delimiter, pa.binary()))

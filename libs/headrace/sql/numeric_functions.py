@@ -240,6 +240,7 @@ def numeric_text(expression: Expression) -> str:
         return text
     scale = expression.scale
     point = "0"
+    # A number without digits after the point is printed without the point.
     if form.scale:
         point = f"(CASE WHEN {scale} = 0 THEN 1 ELSE 0 END)"
     return f"left({text}, length({text}) - ({form.scale} - {scale}) - {point})"

@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 from headrace.errors import HeadraceError
 
 _TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+# PostgreSQL escapes a name that begins with a digit or a sign, so nothing else looks like this.
 _INTEGER = re.compile(r"-?\d+\Z")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _BRACKETS: Final = frozenset("(){}")
@@ -230,6 +231,7 @@ class _Reader:
 
 
 def _word(piece: str) -> Value:
+    # A name of these characters, or one in quotes, would begin with a backslash.
     if piece == "<>":
         return None
     if piece == "true":

@@ -232,6 +232,7 @@ TEXT_FUNCTIONS: Final[Functions] = MappingProxyType(
         "char_length(text)": template("CAST(length({0}) AS INTEGER)"),
         "character_length(text)": template("CAST(length({0}) AS INTEGER)"),
         "textlen(text)": template("CAST(length({0}) AS INTEGER)"),
+        # The padding of character(n) has no length, but it has bytes.
         "length(bpchar)": template(f"CAST(length({_trimmed('{0}')}) AS INTEGER)"),
         "char_length(bpchar)": template(f"CAST(length({_trimmed('{0}')}) AS INTEGER)"),
         "character_length(bpchar)": template(f"CAST(length({_trimmed('{0}')}) AS INTEGER)"),

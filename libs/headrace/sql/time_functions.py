@@ -209,6 +209,7 @@ def _formatted(call: Call) -> Expression:
         raise call.refuse("Its template.")
     outside = f"isfinite({moment}) AND NOT {within_four_digits(moment)}"
     year = error_sql("0A000", "to_char of a year before 1 or after 9999")
+    # NULL for an infinite moment, as in PostgreSQL.
     cases = f"WHEN {outside} THEN {year} WHEN isfinite({moment}) THEN {text}"
     return value(f"(CASE {cases} END)", call.result_oid)
 

@@ -123,6 +123,7 @@ class LakeVerifier:
         if why := _columns_differ(names, schema):
             return LakeVerdict(Verdict(token, held.lsn, why=why), cut.number, 0)
         async with source.in_snapshot(self.settings, held) as connection:
+            # In the snapshot, whose types the rows have; the table may have others by now.
             types = await types_of(connection, quote_table(name.namespace, name.name))
             stored = {each: schema.find_type(each) for each in names}
             forms = [in_lake(types[each], stored[each]) for each in names]

@@ -53,7 +53,7 @@ class LetterActs:
                 "A later change of the row writes PostgreSQL's values over these.",
             ],
             _command(name, letter.id, wanted),
-            # A plan holds for these values: after another correction it is made again.
+            # A plan holds for these values: after another correction it is out of date.
             [letter.id, letter.parked_at, list(letter.corrected), _text(letter)],
             done_by(
                 lambda: operator.letters.correct(name, letter.id, wanted, by),

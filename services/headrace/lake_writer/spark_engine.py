@@ -145,6 +145,7 @@ class SparkEngine:
         work = SparkWork(function, plan, tasks, _POOL)
         losses = 0
         while True:
+            # A job that is repeated has another name: the driver answers by names.
             self._jobs += 1
             try:
                 return await self._driver.run(f"lake-{self._jobs}", work, tell)
@@ -191,6 +192,7 @@ def _absorb(writer: LakeWriter, table: TableBatch, outcomes: Sequence[Applied]) 
     name = table.table.name
     missing = next((each.missing for each in outcomes if each.missing), None)
     if missing is not None:
+        # A copy replaces the whole table, so what the other portions have done is not needed.
         writer.to_copy[name] = missing
         return
     writer.absorb(name, [each.changes for each in outcomes if each.changes is not None])

@@ -44,6 +44,7 @@ def named_system(marks: Mapping[str, Watermark]) -> str:
 
 def name_system(marks: dict[str, Watermark], system_id: str) -> None:
     """Let the next commit store it with the marks."""
+    # In the lane's name, because a mark itself has numbers only.
     marks[_LANE + system_id] = Watermark()
 
 
@@ -56,6 +57,7 @@ async def system_of(state: KeyValue, source: str) -> str:
 def check(marks: Mapping[str, Watermark], system_id: str) -> None:
     """Raise an error unless the marks belong to this server, or don't say."""
     known = named_system(marks)
+    # Marks of an older version name no server; the next commit adds the name.
     if not known or known == system_id:
         return
     if not system_id:

@@ -30,6 +30,7 @@ from headrace.sql_server.private_postgres import GUARD, PrivatePostgres
 log = logs.logger("sql-server")
 
 TEXT: Final = 25
+# FirstNormalObjectId: PostgreSQL gives the numbers below to its own types only.
 _BUILT_IN_MAX: Final = 16384
 _LOCK_TIMEOUT: Final = "200ms"
 # Schemas of the SQL server itself.

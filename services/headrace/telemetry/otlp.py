@@ -133,6 +133,7 @@ def _metric(figure: Figure, value: Value, since: tuple[int, int]) -> Metric | No
 def _unit(key: str) -> str:
     if key.endswith("_seconds"):
         return "s"
+    # OpenTelemetry names units as UCUM does, where a byte is By.
     if key.endswith("_bytes"):
         return "By"
     return ""

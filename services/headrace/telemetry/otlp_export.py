@@ -108,6 +108,7 @@ class OtlpExport:
     def _by_service(self) -> dict[str, list[Span]]:
         found: dict[str, list[Span]] = {}
         while self._spans:
+            # Before they are sent: if that fails, these are lost, which a sample can bear.
             service, span = self._spans.popleft()
             found.setdefault(service, []).append(span)
         return found

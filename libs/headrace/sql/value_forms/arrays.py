@@ -32,6 +32,7 @@ def array_texts(element: Form, delimiter: str, column: Array) -> Array:
         escaped = pc.replace_substring_regex(texts, r'(["\\])', r"\\\1")
         between = pc.binary_join_element_wise('"', escaped, '"', "")
         texts = pc.if_else(quotes, between, texts)
+    # After the quotes: a text NULL has them by now, and a null must not.
     shown = pc.fill_null(texts, "NULL")
     bodies = pc.binary_join(pa.ListArray.from_arrays(_ends(lists), shown), delimiter)
     return with_nulls_of(pc.binary_join_element_wise("{", bodies, "}", ""), column)

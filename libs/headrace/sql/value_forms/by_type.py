@@ -179,6 +179,7 @@ def _date_binary(column: Array) -> Array:
 def _timestamp_binary(column: Array) -> Array:
     moments = integers(column)
     endless = np.abs(moments) >= TIMESTAMP_INFINITY
+    # Zeros in place of infinities, from which the subtraction would overflow.
     shown = np.where(endless, 0, moments) - _EPOCH_US
     shown[endless] = np.where(moments[endless] > 0, 2**63 - 1, -(2**63))
     return with_nulls_of(big_endian(shown, ">i8"), column)

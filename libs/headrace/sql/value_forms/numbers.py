@@ -36,6 +36,7 @@ _SMALL_PRECISION = 18
 _SMALL_SCALE = 16
 # A double has up to 767 of them.
 _EXACT_DIGITS = 800
+# PostgreSQL's numerics consist of groups of four decimal digits.
 _BASE = 10_000
 _BASE_DIGITS = 4
 _NEGATIVE = 0x4000
@@ -111,6 +112,7 @@ def _strict(number: Any, shortest: Decimal) -> Decimal:
     endless = type(number)(np.inf)
     with localcontext() as context, np.errstate(over="ignore"):
         context.prec = _EXACT_DIGITS
+        # Half-way to both neighbors: all that lies between is read as this number.
         low, high = (
             (exact + Decimal(float(np.nextafter(number, side)))) / 2 for side in (-endless, endless)
         )
@@ -256,6 +258,7 @@ def numeric_bytes(text: str) -> bytes:
         groups.pop()
     if not groups:
         return _words(0, 0, 0, scale)
+    # The message has 16 bits for the weight, and 14 for the scale.
     if weight > 0x7FFF or scale > 0x3FFF:
         raise NotProvenEqualError("a numeric with so many digits in binary form")
     return _words(len(groups), weight, sign, scale, *groups)

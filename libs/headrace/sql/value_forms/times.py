@@ -149,6 +149,7 @@ def time_text(us: int) -> str:
 def time_texts(column: Array) -> Array:
     """Times of day; 24:00:00 is one."""
     us = integers(column)
+    # PostgreSQL's day has a last moment, 24:00:00, that Arrow's clock lacks.
     late = np.flatnonzero(us >= DAY_US)
     shown = np.where(us >= DAY_US, 0, us)
     texts = pc.utf8_slice_codeunits(_without_zeros(shown), len("1970-01-01 "))
@@ -224,6 +225,7 @@ def _iso_interval(months: int, days: int, us: int) -> str:
     )
     time = "".join(f"{number}{unit}" for number, unit in ((hour, "H"), (minute, "M")) if number)
     if left:
+        # Seconds and their fraction share one sign, which would be lost below a second.
         second, part = divmod(abs(left), 1_000_000)
         seconds = f"{second}.{part:06}".rstrip("0").rstrip(".")
         time += f"{_signs(left, False)}{seconds}S"

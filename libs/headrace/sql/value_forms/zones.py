@@ -79,6 +79,7 @@ class Zone:
         return int(offset.total_seconds())
 
 
+# Each zone remembers the days that it has met, also for later statements.
 @lru_cache(maxsize=64)
 def zone(name: str) -> Zone:
     """The zone with a name."""
@@ -114,5 +115,6 @@ def _fixed(name: str) -> int | None:
 def _zone_info(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
+    # A ValueError is a name with a path out of the folder of zones.
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise NotProvenEqualError(f"the time zone {name}", "Use a name such as UTC.") from None

@@ -52,6 +52,8 @@ def ls(store: BackupStore, *, as_json: bool) -> None:
                 "bytes": record.bytes,
                 "stored": record.stored_bytes,
                 "tags": list(record.tags),
+                # The files are consistent only with the log that was written while they were
+                # copied.
                 "restorable": end >= record.end_lsn,
             }
         )
@@ -79,6 +81,7 @@ def status(settings: Settings, store: BackupStore, *, as_json: bool) -> None:
     found = ranges(planner.pieces)
     missing = holes(found)
     said = store.status()
+    # By a listing: what interrupted backups have left takes room, too, and has no record.
     stored = sum(size for _, size in store.tree(""))
     body = {
         "store": store.url,
@@ -155,6 +158,7 @@ def _last_drill(store: BackupStore) -> str | None:
 
 def list_drops(store: BackupStore, *, as_json: bool) -> None:
     """The dropped tables that can be brought back, the last one first."""
+    # A restore asks for a table by its name, and not every dropped OID has a noted one.
     found = [drop for drop in drops(store, Planner(store)) if drop.name is not None]
     if as_json:
         print(

@@ -40,6 +40,7 @@ def init(url: str | None, catalog: str | None, *, as_json: bool) -> None:
     # First: neither an unwritable place nor a foreign one gets a catalog.
     _try(files)
     strange = _strange(files)
+    # Before the catalog is opened, which would create a missing file.
     if strange and not all(path.exists() for path in local_paths(settings)):
         raise _foreign(files, strange)
     found = open_catalog(settings)
@@ -74,6 +75,7 @@ def _try(files: LakeFiles) -> None:
 def _strange(files: LakeFiles) -> list[str]:
     """Some of the place's objects, except a catalog."""
     names = (location[len(files.root) + 1 :] for location, _, _ in files.walk(f"{files.root}/"))
+    # SQLite has files with longer names next to its own, such as catalog.db-wal.
     return list(islice((name for name in names if not name.startswith(_CATALOG_FILE)), _NAMED_MAX))
 
 

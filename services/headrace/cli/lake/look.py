@@ -59,6 +59,7 @@ def _account(lake: Lake, name: TableName, metadata: TableMetadata) -> dict[str, 
     snapshot = metadata.current_snapshot()
     summary = {}
     if snapshot is not None and snapshot.summary is not None:
+        # Iceberg keeps these totals with each snapshot, so no file of rows is read for them.
         summary = snapshot.summary.additional_properties
 
     def number(key: str) -> int:
@@ -163,6 +164,7 @@ async def _add_distance(lake: Lake, cut: Cut, body: dict[str, Any]) -> None:
         # Status is asked for when something is wrong: what can be known is shown without the rest.
         body["unknown"].append(f"the source's LSN: {describe(error)}")
         return
+    # After a failover, the log of the new primary may end before the cut.
     body["behind_bytes"] = max(0, now - cut.lsn)
 
 

@@ -180,6 +180,7 @@ def _compared(source: Mapping[str, str], restored: Mapping[str, str]) -> list[st
         if other is None:
             found.append(f"{name} is missing in the restored cluster")
         elif other != digest:
+            # A digest begins with the number of rows, which people understand better than a hash.
             rows, other_rows = digest.split()[0], other.split()[0]
             found.append(
                 f"{name} differs: {rows} rows in the source, {other_rows} in the restored cluster"

@@ -69,6 +69,7 @@ def run(
     console = Console(stderr=True, soft_wrap=True)
     try:
         with (
+            # First: a wrong address or password must not show up after a long restore.
             _live(settings.postgres, into) as session,
             restored_table(settings, store, table, moment, work, console) as found,
         ):

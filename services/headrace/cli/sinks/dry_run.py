@@ -63,6 +63,7 @@ async def run(settings: Settings, sink: SinkConfiguration, last: int, *, as_json
         async with follow(client, subscription, MemoryWatermarks()) as consumer:
             while consumer.seen_seq < end:
                 events = await consumer.take(WAIT_S)
+                # The last message may have been discarded meanwhile, and would be awaited forever.
                 if not events:
                     break
                 for event in events:
@@ -70,6 +71,7 @@ async def run(settings: Settings, sink: SinkConfiguration, last: int, *, as_json
                         continue
                     try:
                         records = list(router.records(event))
+                    # A record that can't be made is a result of the test, and no end of it.
                     except HeadraceError as error:
                         rows.append(_row(str(event.payload.get("msg_id")), "", None, str(error)))
                         continue

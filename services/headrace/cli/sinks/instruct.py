@@ -54,13 +54,16 @@ async def apply(
         state = await bucket(js, settings.streams.state)
         try:
             keys = [key for key in await state.keys() if key.startswith(prefix)]
+        # NATS's client raises this for an empty bucket, which a new suite has.
         except NoKeysError:
             keys = []
+        # A sink's name has no dot: what follows the first one is the kind of the key.
         gone = {key.removeprefix(prefix).split(".")[0] for key in keys} - sinks.keys()
         for key in keys:
             if key.removeprefix(prefix).split(".")[0] in gone:
                 await state.purge(key)
         for name in sorted(gone):
+            # A sink that never read the stream has no consumer.
             with contextlib.suppress(NotFoundError):
                 await js.delete_consumer(settings.streams.cdc, durable_name(source, name))
             rows.append({"sink": name, "outcome": "removed"})

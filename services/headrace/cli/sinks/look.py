@@ -112,6 +112,7 @@ async def tables_described(
 def _check(sink: SinkConfiguration, described: Mapping[str, Mapping[str, Any]]) -> None:
     for token, body in described.items():
         schema, table = split_table_token(token)
+        # A domain's values compare as those of its base type.
         types = {one["name"]: one.get("base_type") or one["data_type"] for one in body["columns"]}
         check_columns(sink, schema, table, types)
 
@@ -133,6 +134,7 @@ async def ls(settings: Settings, sinks: Sinks, *, as_json: bool) -> None:
     """Show how far each sink is."""
     rows = []
     async with operator(settings, "sinks") as known:
+        # Once for all sinks, because each listing reads the names of the whole bucket.
         parked = await known.letters.names()
         for sink in sinks.values():
             instructions = await known.instructions(sink.name)

@@ -50,6 +50,7 @@ async def replay(settings: Settings, sink: str, record_id: str | None, *, as_jso
     """Store that the sink's process is to deliver them."""
     async with operator(settings, "dead-letters") as sinks:
         if record_id is None:
+            # Those of this moment: a record that is parked later waits for another instruction.
             wanted = tuple(one for _, one in await sinks.letters.names(sink))
         else:
             # Raises if there is no such record.

@@ -50,6 +50,7 @@ class Chosen:
 
 def paired(slots: Sequence[str], pubs: Sequence[str]) -> tuple[Chosen, ...]:
     """A suite for each `--slot` with the corresponding `--pub`."""
+    # The environment may provide one of each; which of several belong together is not guessed.
     if len(slots) < 2 and len(pubs) < 2:
         return (Chosen(next(iter(slots), None), next(iter(pubs), None)),)
     if len(slots) != len(pubs):
@@ -132,6 +133,7 @@ async def require_disjoint(suites: Sequence[Settings], *, existing: bool) -> Non
                 ),
                 remedy=f"Create it: CREATE PUBLICATION {missing[0]} FOR TABLE ….",
             )
+        # First: such a publication shares every table, so the error below would name any of them.
         whole = await session.fetchval(_ALL_TABLES, pubs)
         if whole is not None:
             raise SettingError(

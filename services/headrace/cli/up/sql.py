@@ -16,6 +16,7 @@ _ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104  # compared, and never listened
 
 def make_sql_user(settings: SqlSettings, folder: Path) -> None:
     """Create the user, who may read all tables, or give it its password again."""
+    # At every start, because the folder of the SQL server may be new.
     users.add(settings, USER, _password(folder), all_tables=True)
 
 
