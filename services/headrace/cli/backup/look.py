@@ -52,8 +52,7 @@ def ls(store: BackupStore, *, as_json: bool) -> None:
                 "bytes": record.bytes,
                 "stored": record.stored_bytes,
                 "tags": list(record.tags),
-                # The files are consistent only with the log that was written while they were
-                # copied.
+                # The files are consistent only with the log of the time when they were copied.
                 "restorable": end >= record.end_lsn,
             }
         )
