@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,30 @@ async def reached(url: str, committed: list[Change]) -> None:
             await asyncio.sleep(0.2)
 
 
+@contextlib.asynccontextmanager
+async def writing(database: Database) -> AsyncIterator[None]:
+    """Rows come, change and go all the time."""
+    over = asyncio.Event()
+
+    async def write() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            await database.execute(f"INSERT INTO orders VALUES ({10_000 + number}, 1, 'during')")
+            await database.execute(f"UPDATE orders SET n = n + 1 WHERE id % 50 = {number % 50}")
+            await database.execute(f"DELETE FROM orders WHERE id = {10_000 + number // 2}")
+            await database.execute(f"UPDATE keyless SET b = 'k{number % 4}' WHERE a = 2")
+            await asyncio.sleep(0.02)
+        assert number > 1
+
+    task = asyncio.create_task(write(), name="writing")
+    try:
+        yield
+    finally:
+        over.set()
+        await task
+
+
 async def test_a_replay_from_bases_needs_no_file_from_before_them(
     archiving: Archiving, tmp_path: Path
 ) -> None:
@@ -106,7 +131,8 @@ async def test_a_replay_from_bases_needs_no_file_from_before_them(
             "INSERT INTO orders SELECT g, 1, 'a' FROM generate_series(10, 2000) g"
         )
         await database.execute("INSERT INTO keyless SELECT g % 3, 'k' FROM generate_series(1, 9) g")
-        await headrace(settings, "archive", "base", "now")
+        async with writing(database):
+            await headrace(settings, "archive", "base", "now")
         assert {base["table"] for base in await bases(settings)} >= {"orders", "keyless", "empty"}
         for statement in (
             "UPDATE orders SET n = 2 WHERE id % 3 = 0; DELETE FROM orders WHERE id % 5 = 0",
