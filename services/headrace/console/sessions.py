@@ -62,6 +62,6 @@ class Sessions:
 
     def note_failure(self, address: str) -> None:
         if len(self._failed) >= ADDRESSES_MAX:
-            # A stranger may have many addresses: memory without bounds would be worse.
+            # One client may have many addresses, and memory without bounds would be worse.
             self._failed.clear()
         self._failed.setdefault(address, deque(maxlen=ATTEMPTS_MAX)).append(time.monotonic())
