@@ -202,16 +202,20 @@ class TableFeed:
         columns: Sequence[StoredColumn],
         cut: CutTable,
     ) -> FedTable:
-        names = ", ".join([FILE, POSITION, EXACT, *(column.name for column in columns)])
-        values = ", ".join([FILE, POSITION, EXACT, *insert_expressions(columns)])
+        values = {name: name for name in (FILE, POSITION, EXACT)}
+        expressions = insert_expressions(columns)
+        values |= zip((column.name for column in columns), expressions, strict=True)
+        # In the table's order; columns that were dropped are still there.
+        found = self._cursor.execute(f"SELECT * FROM {state.name} LIMIT 0").description
+        listed = ", ".join(values.get(name, "NULL") for name, *_ in found)
         for rows in read_rows(self._files, path, columns, cut, copied.deleted):
             texts = rows.column(EXACT)
             state = replace(state, has_texts=state.has_texts or texts.null_count < len(texts))
             numbers = pa.array(np.full(rows.num_rows, copied.number, np.int32))
-            self._with_input(
-                rows.append_column(FILE, numbers),
-                f"INSERT INTO {state.name} ({names}) SELECT {values} FROM {_INPUT}",
-            )
+            # Not by a name, as deletes are: DuckDB keeps what a name stood for until the end of the
+            # transaction, which would be all rows of the first cut.
+            inserted = self._cursor.from_arrow(rows.append_column(FILE, numbers))
+            inserted.project(listed).insert_into(state.name)
         return state
 
     def _written_again(self, state: FedTable, columns: Sequence[StoredColumn]) -> FedTable:
@@ -238,7 +242,7 @@ class TableFeed:
         try:
             return self._changed(statement)
         finally:
-            # DuckDB would hold the rows' memory as long as the name exists.
+            # A later input has the name, too.
             self._cursor.unregister(_INPUT)
 
     def _changed(self, statement: str) -> int:

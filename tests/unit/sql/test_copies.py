@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 from headrace.lake.compaction import compact
 from headrace.lsn import format_lsn
+from headrace.sql import copied_tables
 from headrace.sql.copies import CopyEmptyError, CopyTooLargeError, OtherDefinitionError
 from headrace.sql.older_cuts import NoSuchCutError
 from headrace.sql.pins import PinExpiredError
@@ -427,6 +430,29 @@ def test_many_deleted_rows_take_no_memory(lake: LocalLake, monkeypatch: pytest.M
         ).fetchall()
     assert sum(count for (count,) in stored) < 10 + 100 + 10
     assert seen(copy) == foreign(lake)
+
+
+def test_a_feed_holds_few_rows_besides_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = LocalLake(tmp_path)
+    lake.create()
+    lake.insert(range(60_000), "x" * 400)
+    lake.cut()
+    monkeypatch.setattr(copied_tables, "BATCH_ROWS", 2000)
+    read, held = copied_tables.read_rows, []
+
+    def read_rows(*given: Any) -> Iterator[pa.Table]:
+        for rows in read(*given):
+            yield rows
+            held.append(pa.total_allocated_bytes())
+
+    monkeypatch.setattr(copied_tables, "read_rows", read_rows)
+    copy = ReadableCopy(tmp_path)
+    copy.copy.advance()
+    assert len(held) > 25
+    assert held[-1] - held[0] < 60_000 * 400 / 4
+    copy.close()
 
 
 def test_a_cut_that_does_not_fit_leaves_the_one_from_before(tmp_path: Path) -> None:
