@@ -29,6 +29,7 @@ from headrace.archive.errors import (
     StoreFullError,
     StoreUnfitError,
 )
+from headrace.archive.local_folders import make_synced, sync
 
 LIST_MAX = 1000
 # An older draft was abandoned: no put takes this long.
@@ -254,7 +255,8 @@ class Store:
         """
         draft = path.with_name(f"{_DRAFT}{path.name}.{secrets.token_hex(6)}")
         try:
-            self._make_folders(path.parent)
+            # A name may have folders, and theirs must survive a power failure, too.
+            make_synced(path.parent, below=self._folder)
             with draft.open("xb") as file:
                 file.write(data)
                 file.flush()
@@ -263,7 +265,7 @@ class Store:
             # A link fails if the name exists; a rename would replace the file.
             os.link(draft, path)
             # The name itself is part of the folder, and lost without this.
-            _sync(path.parent)
+            sync(path.parent)
         except FileExistsError as error:
             raise FileTakenError(f"{path.name} was written by another process") from error
         except OSError as error:
@@ -272,15 +274,6 @@ class Store:
             raise kind(f"{path} can't be written: {error.strerror}") from error
         finally:
             draft.unlink(missing_ok=True)
-
-    def _make_folders(self, folder: Path) -> None:
-        """Create the folders of a name; theirs must survive a power failure, too."""
-        assert self._folder is not None, "the caller's"
-        if folder.is_dir() or folder == self._folder:
-            return
-        self._make_folders(folder.parent)
-        folder.mkdir(exist_ok=True)
-        _sync(folder.parent)
 
     def _sweep(self, folder: Path) -> None:
         """Drafts of files whose writer was killed before it could rename them."""
@@ -314,14 +307,6 @@ class Store:
             else:
                 where = f"{self.url}/{getattr(request, 'name', '')}"
             raise ArchiveUnreachableError(f"{where}: {_first_line(error)}") from error
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _too_short(request: Get | ByteRange, item: ObjectMetadata, error: Exception) -> Fetched:

@@ -8,7 +8,6 @@ every error. Decides nothing about which objects belong together.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from headrace.archive.errors import (
     StoreFullError,
     StoreUnfitError,
 )
+from headrace.archive.local_folders import make_synced
 from headrace.backup import layout
 from headrace.backup.errors import (
     BackupError,
@@ -318,11 +318,6 @@ def _make_synced(folder: Path) -> None:
     if folder.is_dir():
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        make_synced(folder)
     except OSError as error:
         raise BackupStoreError(f"{folder} can't be created: {error.strerror}") from error

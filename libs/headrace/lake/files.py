@@ -19,6 +19,7 @@ import obstore
 from obstore import exceptions
 from pyiceberg.io import FileIO, InputFile, OutputFile
 
+from headrace.archive.local_folders import make_synced, sync
 from headrace.archive.store import FAILURES, open_store
 from headrace.lake.errors import LakeError, LakeUnreachableError
 
@@ -174,18 +175,14 @@ def _reason(error: Exception) -> str:
 
 
 def _write_synced(path: Path, data: bytes | memoryview) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_synced(path.parent)
     # Fails if the name is taken: nothing is ever overwritten.
     with path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     # The name is durable only with its folder.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
 
 
 class _Read(InputFile):

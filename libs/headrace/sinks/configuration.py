@@ -151,7 +151,8 @@ def _resolved(name: str, value: Any, environ: Mapping[str, str]) -> Any:
 
 
 def _is_reference(value: object) -> bool:
-    return isinstance(value, str) and value.startswith(("env:", "file:"))
+    # `_resolved` leaves an address as it is: it would be sent as the password.
+    return isinstance(value, str) and re.match("env:|file:(?!//)", value) is not None
 
 
 @dataclass(slots=True)
@@ -204,7 +205,7 @@ class _Reader:
             values["on_error"] = OnError.PARK
         else:
             self._check_records(at, name, table, environ)
-        values["pace"] = self._pace(at, values)
+        values["pace"] = self._pace(at, values, known_address(values["to"], environ))
         for option, value in values.get("options", {}).items():
             # The file belongs into version control, and its content is shown by `plan`.
             if _SECRET.search(option) and not _is_reference(value):
@@ -268,11 +269,12 @@ class _Reader:
             merged[key] = _of_variable(key, environ[variable])
         return merged
 
-    def _pace(self, at: KeyPath, values: dict[str, Any]) -> Pace:
+    def _pace(self, at: KeyPath, values: dict[str, Any], address: str) -> Pace:
         batch = values.pop("batch", {})
         try:
-            pace = _pace_to(values["to"])
+            pace = _pace_to(address)
         except (HeadraceError, ImportError) as error:
+            # A variable is read where the sink runs; other processes only show what the file says.
             if values["to"].startswith("env:"):
                 pace = Pace()
             else:

@@ -93,6 +93,7 @@ def test_a_sink_needs_only_a_name_and_an_address() -> None:
         ('function = "no_such_module:f"', "sink.function", "no_such_module"),
         ("colour = 1", "sink.colour", "is not a key of a sink"),
         ('options = {password = "word"}', "sink.options.password", "is a secret"),
+        ('options = {password = "file:///run/word"}', "sink.options.password", "is a secret"),
     ],
 )
 def test_an_error_names_file_line_and_key(line: str, key: str, says: str) -> None:
@@ -208,3 +209,11 @@ def test_the_published_schema_refuses_what_the_loader_refuses(line: str) -> None
     values = {"name": 'name = "a"', "to": 'to = "file:///x"'}
     values[line.partition(" ")[0]] = line
     assert not valid("[[sink]]\n" + "\n".join(values.values()))
+
+
+@pytest.mark.parametrize("to", ["opensearch://127.0.0.1:9200", "https://example.org/hook"])
+def test_an_address_in_a_variable_has_the_pace_of_its_target(to: str) -> None:
+    found = one('[[sink]]\nname = "a"\nto = "env:ADDRESS"', ADDRESS=to)
+    assert found.pace == one(f'[[sink]]\nname = "a"\nto = "{to}"').pace
+    assert found.pace != Pace()
+    assert one('[[sink]]\nname = "a"\nto = "env:ADDRESS"').pace == Pace()
