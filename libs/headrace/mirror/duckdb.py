@@ -47,6 +47,7 @@ IDLE_S = 0.2
 # While there is always something to write, it is closed now and then for a moment.
 OPEN_S_MAX = 1.0
 CLOSED_S = 0.15
+CLOSED_S_MAX = 3.0
 READ_ROWS = 5000
 _STAGING = f"{SCHEMA}_new."
 _DRAFT = f"{SCHEMA}_draft."
@@ -81,7 +82,7 @@ class DuckdbTarget(ThreadedTarget):
         self._has_begun = False
         self._idle: asyncio.TimerHandle | None = None
         self._opened_at = 0.0
-        self._closed_at = 0.0
+        self._open_again_at = 0.0
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         # The file must not be closed between two calls of one transaction.
@@ -142,7 +143,7 @@ class DuckdbTarget(ThreadedTarget):
             raise target.TargetAwayError("the mirror's DuckDB file is not open")
         if self._connection is None:
             # A reader that waits for the file looks more often than this.
-            time.sleep(max(0.0, self._closed_at + CLOSED_S - time.monotonic()))
+            time.sleep(max(0.0, self._open_again_at - time.monotonic()))
             self._connection = opened(self.path, read_only=False)
             self._opened_at = time.monotonic()
         if not self._has_begun:
@@ -169,9 +170,15 @@ class DuckdbTarget(ThreadedTarget):
             _keep(connection, marks)
             connection.execute("COMMIT")
             self._has_begun = False
-            if time.monotonic() - self._opened_at > OPEN_S_MAX:
+            open_s = time.monotonic() - self._opened_at
+            if open_s > OPEN_S_MAX:
                 self._close()
-                self._closed_at = time.monotonic()
+                self._open_again_at = time.monotonic() + closed_s(open_s)
+
+
+def closed_s(open_s: float) -> float:
+    """How long the file stays closed then: readers get the same share if commits are slow."""
+    return min(CLOSED_S_MAX, max(CLOSED_S, open_s * CLOSED_S / OPEN_S_MAX))
 
 
 def opened(path: str, *, read_only: bool) -> duckdb.DuckDBPyConnection:
