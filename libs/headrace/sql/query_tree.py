@@ -19,9 +19,11 @@ from typing import Final, TypeAlias
 
 from headrace.errors import HeadraceError
 
-_TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
+# Other white space, such as a no-break space, is part of a name: PostgreSQL neither escapes it nor
+# ends a token there.
+_TOKEN = re.compile(r"[(){}]|(?:\\.|[^ \n\t(){}\\])+", re.DOTALL)
 # PostgreSQL escapes a name that begins with a digit or a sign, so nothing else looks like this.
-_INTEGER = re.compile(r"-?\d+\Z")
+_INTEGER = re.compile(r"-?[0-9]+\Z")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _BRACKETS: Final = frozenset("(){}")
 # Places in the text of the statement, and names as the statement spelled them.

@@ -41,6 +41,15 @@ def test_a_line_end_is_a_space_also_within_a_name() -> None:
     assert (query.integer("commandType"), query.word("ctename")) == (1, "a b")
 
 
+def test_white_space_and_digits_beyond_ascii_are_part_of_a_name() -> None:
+    # As PostgreSQL 18 wrote these names.
+    (query,) = parse_tree(
+        '({QUERY :colnames ("a\u00a0b" "x\x0by" "p\x0cq" "r\rs") :resname \u0663 :n \u3000})'
+    )
+    assert query.items("colnames") == ["a\u00a0b", "x\x0by", "p\x0cq", "r\rs"]
+    assert (query.word("resname"), query.word("n")) == ("\u0663", "\u3000")
+
+
 def test_a_name_can_look_like_another_value() -> None:
     (query,) = parse_tree("({QUERY :ctename true :other \\<>})")
     assert (query.word("ctename"), query.word("other")) == ("true", "<>")

@@ -59,7 +59,7 @@ def versioned_binary(column: Array) -> Array:
 def one_byte(text: str) -> bytes:
     """Of "char"."""
     # PostgreSQL writes a byte beyond ASCII in octal digits, and a zero byte as an empty text.
-    if text.startswith("\\"):
+    if text.startswith("\\") and text != "\\":
         return bytes([int(text[1:], 8)])
     return text.encode() or b"\0"
 
