@@ -22,6 +22,7 @@ from psycopg import sql as composed
 from psycopg.adapt import AdaptersMap
 from psycopg.types.string import TextLoader
 
+from headrace import log as logs
 from headrace.console.access import Caller
 from headrace.console.acts import ActsLog
 from headrace.console.answers import answer, body_of, caller_of
@@ -31,6 +32,8 @@ from headrace.console.problem import ProblemError, invalid, not_found
 from headrace.console.search import limit_of
 from headrace.console.suite_view import SuiteView
 from headrace.settings import Settings
+
+log = logs.logger("console")
 
 CONNECT_S = 5
 RUN_S = 60.0
@@ -201,6 +204,7 @@ class SqlRuns:
     def mine(self, request: web.Request) -> SqlRun:
         """The caller's own run that a request names."""
         caller = self._allowed(request)
+        self._forget()
         run = self._runs.get(request.match_info["id"])
         # Others' results may have values of tables that the caller has no right to.
         if run is None or run.user != caller.user:
@@ -240,6 +244,9 @@ class SqlRuns:
         except psycopg.Error as error:
             run.state, run.sqlstate = "failed", error.sqlstate
             run.error = error.diag.message_primary or _first_line(error)
+        except Exception as error:  # noqa: BLE001  # a run that never ends would take another's place
+            log.crash("sql_run_failed", error)
+            run.state, run.error = "failed", "The console failed: see its log."
         run.seconds = time.monotonic() - run.began
 
     async def _fetch(self, connection: psycopg.AsyncConnection[Any], run: SqlRun) -> None:

@@ -105,15 +105,19 @@ class System:
             return self._list([])
         # The names of objects are subjects in base64, which needs no consumer to list.
         store = ObjectStore(js, bucket)
+        named = {
+            urlsafe_b64decode(subject.rpartition(".")[2] + "==").decode(): subject
+            for subject in info.state.subjects or {}
+        }
+        # The bucket also has the records that sinks parked, which may be many more.
+        own = [name for name in named if name.startswith(f"{self._settings.source.slot}-")]
         found = []
-        for subject in list(info.state.subjects or {})[:PARKED_MAX]:
-            name = urlsafe_b64decode(subject.rpartition(".")[2] + "==").decode()
-            if name.startswith(f"{self._settings.source.slot}-"):
-                meta = decode((await js.get_last_msg(f"OBJ_{bucket}", subject)).data or b"{}")
-                reason = None
-                if sees:
-                    reason = await _reason(store, name)
-                found.append(_parked(name, meta, reason))
+        for name in own[:PARKED_MAX]:
+            meta = decode((await js.get_last_msg(f"OBJ_{bucket}", named[name])).data or b"{}")
+            reason = None
+            if sees:
+                reason = await _reason(store, name)
+            found.append(_parked(name, meta, reason))
         return self._list(found)
 
 

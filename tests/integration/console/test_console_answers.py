@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
+import nats
 import pytest
 import pytest_asyncio
 
@@ -88,6 +89,21 @@ async def test_every_page_answers_as_described(console: Console, line: Line) -> 
     lsn = position.rpartition("-")[0]
     whole = await console.good(f"/transactions/{lsn}", "/transactions/{lsn}")
     assert whole["tables"] == {"described": "1"}
+
+
+async def test_records_that_sinks_parked_hide_no_parked_change(
+    console: Console, line: Line
+) -> None:
+    slot = line.source
+    client = await nats.connect(line.nats_url)
+    store = await client.jetstream().object_store("headrace_parked")
+    # Both sides of it: nothing says in which order NATS lists them.
+    names = [f"sink-{slot}-{number}" for number in range(100)]
+    for name in (*names[:50], f"{slot}-1a-7", *names[50:]):
+        await store.put(name, b"why\n")
+    await client.close()
+    found = await console.good("/parked")
+    assert [one["id"] for one in found["items"]] == [f"{slot}-1a-7"]
 
 
 async def test_values_lose_nothing_and_are_found_again(console: Console, line: Line) -> None:

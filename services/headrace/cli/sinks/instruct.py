@@ -59,12 +59,13 @@ async def apply(
             keys = []
         # A sink's name has no dot: what follows the first one is the kind of the key.
         gone = {key.removeprefix(prefix).split(".")[0] for key in keys} - sinks.keys()
-        for key in keys:
-            if key.removeprefix(prefix).split(".")[0] in gone:
-                await state.purge(key)
         for name in sorted(gone):
             # A sink that never read the stream has no consumer.
             with contextlib.suppress(NotFoundError):
                 await js.delete_consumer(settings.streams.cdc, durable_name(source, name))
+            # Last, because only its keys show that a removed sink has left something.
+            for key in keys:
+                if key.removeprefix(prefix).split(".")[0] == name:
+                    await state.purge(key)
             rows.append({"sink": name, "outcome": "removed"})
     shown(rows, as_json=as_json)
