@@ -71,7 +71,8 @@ async def killed_and_compared(line: SinkLine, own_opensearch: OpenSearchServer) 
     database, reader = line.database, Reader(own_opensearch)
     chosen = plan(own_opensearch)
     changing = asyncio.create_task(changes(line), name="changes")
-    await line.killed_while_writing(chosen, ("sink.chunk_copied", *OPENSEARCH_POINTS))
+    # There is only one first copy.
+    await line.killed_while_writing(chosen, OPENSEARCH_POINTS, once=("sink.chunk_copied",))
     await changing
     async with line.sink(chosen) as process:
         for _ in range(2):

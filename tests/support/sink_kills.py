@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -83,11 +84,16 @@ class SinkLine:
         """The output of the last sink's process."""
         return (self.folder / f"sink-{self._runs}.log").read_text()
 
-    async def killed(self, plan: dict[str, Any], points: Sequence[str], seed: int) -> None:
-        """Run the sink until it is killed at a failpoint, `KILLS` times: each of them in turn."""
+    async def killed(
+        self, plan: dict[str, Any], points: Sequence[str], seed: int, once: Sequence[str] = ()
+    ) -> None:
+        """Run the sink until it is killed at a failpoint, `KILLS` times: at each of `once`, which
+        it does not reach again, then at the others in turn.
+        """
         chance = random.Random(seed)
-        for kill in range(max(KILLS, len(points))):
-            point = f"{points[kill % len(points)]}:{chance.randint(1, 4)}"
+        in_turn = itertools.chain(once, itertools.cycle(points))
+        for name in itertools.islice(in_turn, max(KILLS, len(once) + len(points))):
+            point = f"{name}:{chance.randint(1, 4)}"
             async with self.sink(plan, point) as process:
                 try:
                     async with asyncio.timeout(KILL_TIMEOUT_S):
@@ -110,7 +116,11 @@ class SinkLine:
         return await self.delivered(plan, count)
 
     async def killed_while_writing(
-        self, plan: dict[str, Any], points: Sequence[str], seed: int = 7
+        self,
+        plan: dict[str, Any],
+        points: Sequence[str],
+        seed: int = 7,
+        once: Sequence[str] = (),
     ) -> None:
         """Write rows, and kill the sink at each point meanwhile."""
         enough = asyncio.Event()
@@ -118,7 +128,7 @@ class SinkLine:
         rows = write(server, ROWS, seed, first_id=100_000, enough=enough)
         writer = asyncio.create_task(rows, name="writer")
         try:
-            await self.killed(plan, points, seed)
+            await self.killed(plan, points, seed, once)
         finally:
             enough.set()
             await writer
