@@ -59,8 +59,8 @@ function Store({ of: { store, window, stored_bytes, writer, standbys, unfinished
       <Facts
         of={[
           ["wal-archiver", writer ? <State is={writer.state} /> : <span class="dim">does not report</span>],
-          ["Window from", window ? <><When at={window.from} both /><Position at={window.from_lsn} plain /></> : "–"],
-          ["Window to", window ? <><When at={window.to} both /><Position at={window.to_lsn} plain /></> : "–"],
+          ["Window from", window ? <><When at={window.from} both /> <Position at={window.from_lsn} plain /></> : "–"],
+          ["Window to", window ? <><When at={window.to} both /> <Position at={window.to_lsn} plain /></> : "–"],
           ["Timeline", timeline ?? "–"],
           ["Place", <code class="break">{visible(store)}</code>],
           ["Size", bytes(stored_bytes)],
