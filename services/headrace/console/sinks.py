@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +186,7 @@ class Sinks:
         command = f"headrace dead-letters replay {name}"
         if "id" in body:
             wanted = [one for one in parked if one == body["id"]]
-            command += f" {body['id']}"
+            command += f" {shlex.quote(body['id'])}"
         if not wanted:
             raise not_found("There is no such dead letter.", "Load the page again.")
         number = "1 record" if len(wanted) == 1 else f"{len(wanted)} records"

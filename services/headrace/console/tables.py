@@ -172,7 +172,11 @@ class Tables:
             return {}
         found = {}
         for key in keys[:TABLES_MAX]:
-            entry = await bucket.get(key)
+            try:
+                entry = await bucket.get(key)
+            # A table may be dropped meanwhile.
+            except NotFoundError:
+                continue
             schema = decode(entry.value or b"")
             # Several suites may share the bucket.
             if schema.get("source") in {None, self._settings.source.slot}:

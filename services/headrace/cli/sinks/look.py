@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import typer
 from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 from rich.table import Table
 from rich.text import Text
 
@@ -106,7 +107,12 @@ async def tables_described(
     if not tokens:
         return {}
     schemas = await js.key_value(settings.streams.schemas)
-    return {token: decode((await schemas.get(token)).value or b"") for token in tokens}
+    found = {}
+    for token in tokens:
+        # A table may be dropped meanwhile.
+        with contextlib.suppress(NotFoundError):
+            found[token] = decode((await schemas.get(token)).value or b"")
+    return found
 
 
 def _check(sink: SinkConfiguration, described: Mapping[str, Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ import typer
 from headrace.cli.session import nats
 from headrace.cli.sinks.look import operator, shown
 from headrace.settings import Settings
-from headrace.sinks.dead_letters import DeadLetters
+from headrace.sinks.dead_letters import DeadLetterError, DeadLetters
 from headrace.sinks.formats.json_values import dumps
 
 
@@ -21,7 +21,11 @@ async def ls(settings: Settings, sink: str | None, *, as_json: bool) -> None:
     async with nats(settings, "dead-letters") as (client, _):
         letters = DeadLetters(client.jetstream(), settings.streams.parked, settings.source.slot)
         for owner, record_id in await letters.names(sink):
-            letter = await letters.get(owner, record_id)
+            try:
+                letter = await letters.get(owner, record_id)
+            # The sink has delivered it meanwhile.
+            except DeadLetterError:
+                continue
             rows.append(
                 {
                     "sink": owner,
