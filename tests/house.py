@@ -98,7 +98,7 @@ def figures() -> list[Figure]:
         Figure("modules in the root of libs", len(root), 4, 4),
         Figure("lines of the longest module", longest, 500, 500),
         Figure("lines of the longest function", max(map(length, nodes)), 60, 60),
-        Figure("statements", sum(map(is_statement, nodes)), 58_000, 22_000),
+        Figure("statements", sum(map(is_statement, nodes)), 60_000, 22_000),
         Figure("lines of tests per line of source", share, 1, 1, at_least=True),
     ]
 

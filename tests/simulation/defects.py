@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 
 from headrace.archive.errors import FileTakenError
+from headrace.archiver import change_store as archiver_sink
 from headrace.archiver import file_writer
-from headrace.archiver import sink as archiver_sink
 from headrace.archiver.builder import Builder
+from headrace.archiver.change_store import ArchiveChangeStore
 from headrace.archiver.file_writer import FileWriter
-from headrace.archiver.sink import ArchiveSink
 from headrace.jetstream.state import Lease
 from headrace.postgres.relation_facts import ReadingAbandonedError
 from headrace.publisher import assembler
 from headrace.publisher.chain_pipe import ChainPipe
+from headrace.publisher.change_store import StreamChangeStore
 from headrace.publisher.progress_writer import ProgressWriter
 from headrace.publisher.schema_book import SchemaBook
-from headrace.publisher.sink import StreamSink
 
 _Spoil = Callable[[pytest.MonkeyPatch], None]
 
@@ -63,7 +63,7 @@ def _message_ids_of_all_sources_alike(patch: pytest.MonkeyPatch) -> None:
 def _fork_judged_by_written_progress(patch: pytest.MonkeyPatch) -> None:
     """A new server is compared with the progress written last, not with what was delivered."""
     delivered = "max(progress.position, self._delivery.position)"
-    without(patch, StreamSink, "on_epoch", delivered, "progress.position")
+    without(patch, StreamChangeStore, "on_epoch", delivered, "progress.position")
 
 
 def _files_forgotten_at_a_resync(patch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def _last_file_not_read(patch: pytest.MonkeyPatch) -> None:
 def _complete_loss_without_a_gap(patch: pytest.MonkeyPatch) -> None:
     """The publisher knows of nothing, and takes a used slot for a new one."""
     unused = "gap_before(start, replace(opening, slot_used=False))"
-    without(patch, StreamSink, "on_epoch", "gap_before(start, opening)", unused)
+    without(patch, StreamChangeStore, "on_epoch", "gap_before(start, opening)", unused)
 
 
 def _waiting_for_a_bucket_that_is_gone(patch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def _abandoned_reading_passed_over(patch: pytest.MonkeyPatch) -> None:
     describe = "shape = await self._relations.describe(self._scope, decoded, builder.cursor.xid)"
     without(
         patch,
-        ArchiveSink,
+        ArchiveChangeStore,
         "_on_entry",
         describe,
         f"try: {describe}\n            except ReadingAbandonedError: return",

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from headrace.archive import segment
+from headrace.archive import file_format
 from headrace.archive.columns import SCHEMA
 from headrace.archive.layout import file_name
-from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo
+from headrace.archive.metadata import ColumnInfo, TableInfo, WalFileInfo
 from headrace.archive.store import Store
 from headrace.lsn import ORIGIN, Gap, Position
 
@@ -55,7 +55,7 @@ class Maker:
         self.url = url
         self.store = Store(url)
         self.written = 0
-        self.info: SegmentInfo | None = None
+        self.info: WalFileInfo | None = None
 
     @classmethod
     def with_files(cls, folder: Path, count: int) -> Maker:
@@ -65,13 +65,13 @@ class Maker:
             maker.write()
         return maker
 
-    def write(self, count: int = 20, gap: Gap | None = None) -> SegmentInfo:
+    def write(self, count: int = 20, gap: Gap | None = None) -> WalFileInfo:
         """The next `count` rows as the next file; a multiple of ten."""
         table = rows(self.written, count)
         first, last = self.written // 10, (self.written + count) // 10 - 1
         before = self.info
         described = {TABLES[number % 2] for number in range(first, last + 1)}
-        info = SegmentInfo(
+        info = WalFileInfo(
             id=before.next_id if before else 1,
             archive="made",
             epoch=1,
@@ -91,7 +91,7 @@ class Maker:
             tables=tuple(table_info(name) for name in sorted(described)),
             previous=before.checksum if before else "",
         )
-        data, self.info = segment.encode(table, info)
+        data, self.info = file_format.encode(table, info)
         self.store.put_new(file_name(info.id), data)
         self.written += count
         return self.info

@@ -11,9 +11,9 @@ from headrace.lake.catalog import TableName
 from headrace.lake.files import LakeFiles
 from headrace.lake.sqlite_catalog import SqliteCatalog
 from headrace.lake.tables import LakeTable
-from headrace.sql.copies import LakeCopy
-from headrace.sql.copy_database import CopyLimits
 from headrace.sql.cut_reading import CutReader
+from headrace.sql.lake_copy import LakeCopy
+from headrace.sql.lake_copy_database import CopyLimits
 from headrace.sql.pins import PinnedCut
 from headrace.sql.relations import Defined, LakeRelation, RelationColumn
 from headrace.sql.storage_types import TEXT_OID

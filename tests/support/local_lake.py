@@ -14,7 +14,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 
 from headrace.archive.columns import SCHEMA
-from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo
+from headrace.archive.metadata import ColumnInfo, TableInfo, WalFileInfo
 from headrace.lake import data_files
 from headrace.lake.catalog import Catalog, Cut, TableName
 from headrace.lake.compaction import CompactionLimits
@@ -71,9 +71,9 @@ def archived(
     return pa.table(columns).select(SCHEMA.names).cast(SCHEMA)
 
 
-def segment(number: int, lsn: int, table: TableInfo) -> SegmentInfo:
+def segment(number: int, lsn: int, table: TableInfo) -> WalFileInfo:
     """An archive file that ends with this transaction, of changes of one table."""
-    return SegmentInfo(
+    return WalFileInfo(
         id=number,
         archive="made",
         epoch=1,

@@ -23,10 +23,10 @@ try:
         WalFileMissingError,
         WalGapError,
     )
-    from headrace.archive.metadata import SegmentInfo
+    from headrace.archive.file_format import RowSelection
+    from headrace.archive.metadata import WalFileInfo
     from headrace.archive.read_protocol import ListedFile, ReaderMetrics, WalReaderOptions
     from headrace.archive.reader import ObjectMetadata, WalFile, WalReader
-    from headrace.archive.segment import RowSelection
     from headrace.lsn import Gap, Position
 except ModuleNotFoundError as error:
     if str(error.name).startswith("headrace"):
@@ -50,10 +50,10 @@ __all__ = [
     "RowEntry",
     "RowKind",
     "RowSelection",
-    "SegmentInfo",
     "WalFile",
     "WalFileCollectedError",
     "WalFileCorruptError",
+    "WalFileInfo",
     "WalFileMissingError",
     "WalGapError",
     "WalReader",

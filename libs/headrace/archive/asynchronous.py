@@ -11,9 +11,9 @@ import pyarrow as pa
 from headrace.archive import columns, read_protocol
 from headrace.archive.chain import ReadFiles
 from headrace.archive.entry import RowEntry
+from headrace.archive.file_format import ALL, RowSelection
 from headrace.archive.read_protocol import ListedFile, Steps, T
 from headrace.archive.reader import OpenedFile, ReaderBase, ReadingStart
-from headrace.archive.segment import ALL, RowSelection
 from headrace.archive.store import ObjectMetadata, Wait
 from headrace.lsn import Position
 

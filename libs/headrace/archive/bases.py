@@ -16,14 +16,14 @@ from typing import Any
 
 import orjson
 
-from headrace.archive import columns, layout, segment
+from headrace.archive import columns, file_format, layout
 from headrace.archive.entry import RowEntry
 from headrace.archive.errors import (
     BaseDamagedError,
     BaseMissingError,
     WalFileCorruptError,
 )
-from headrace.archive.metadata import SegmentInfo, TableInfo, decode_table
+from headrace.archive.metadata import TableInfo, WalFileInfo, decode_table
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Store
 from headrace.lsn import format_lsn
 
@@ -149,7 +149,7 @@ class Bases:
         """Create the record: from now on, the base counts. Its parts are stored."""
         self._store.put_new(layout.base_record(record.id), encode(record))
 
-    def entries(self, record: BaseRecord, part: BasePart) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+    def entries(self, record: BaseRecord, part: BasePart) -> Iterator[tuple[WalFileInfo, RowEntry]]:
         """The rows of a part, as inserts."""
         fetched: Fetched | None = self._store.ask(Get(part.name))
         if fetched is None:
@@ -157,9 +157,9 @@ class Bases:
         if checksum(fetched.data) != part.checksum:
             raise BaseDamagedError(f"{record}: {part.name} is not the file that was written")
         try:
-            info = segment.info_of(segment.footer_of(fetched.data))
+            info = file_format.info_of(file_format.footer_of(fetched.data))
             rows = 0
-            for batch in segment.batches(fetched.data):
+            for batch in file_format.batches(fetched.data):
                 rows += batch.num_rows
                 for entry in columns.entries(batch):
                     yield info, entry

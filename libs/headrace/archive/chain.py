@@ -14,18 +14,18 @@ import pyarrow as pa
 
 from headrace.archive.errors import WalFileCorruptError
 from headrace.archive.layout import described
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.lsn import Position
 
 
-def name_fault(info: SegmentInfo, file_id: int) -> str | None:
+def name_fault(info: WalFileInfo, file_id: int) -> str | None:
     """Whether a file has another file's place."""
     if info.id == file_id:
         return None
     return f"its content is that of file {info.id}"
 
 
-def faults(info: SegmentInfo, before: SegmentInfo) -> Iterator[str]:
+def faults(info: WalFileInfo, before: WalFileInfo) -> Iterator[str]:
     """The reason why a file can't follow the one before it."""
     # Each archive has a random identity: two of them may contain files of the same numbers.
     if info.archive != before.archive:
@@ -49,9 +49,9 @@ def faults(info: SegmentInfo, before: SegmentInfo) -> Iterator[str]:
 class ReadFiles:
     """The file that was read last: the next one must follow from it."""
 
-    before: SegmentInfo | None = None
+    before: WalFileInfo | None = None
 
-    def follow(self, info: SegmentInfo) -> None:
+    def follow(self, info: WalFileInfo) -> None:
         before = self.before
         if before is not None and before.next_id == info.id:
             for fault in faults(info, before):
@@ -62,7 +62,7 @@ class ReadFiles:
 class RowsCheck:
     """Checks rows against their file's footer, in rising order; some of them may be left out."""
 
-    def __init__(self, info: SegmentInfo) -> None:
+    def __init__(self, info: WalFileInfo) -> None:
         self._info = info
         self._last: Position | None = None
         self.rows = 0

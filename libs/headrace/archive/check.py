@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from headrace.archive import chain, layout, read_protocol
 from headrace.archive.bases import Bases
 from headrace.archive.errors import ArchiveError, WalFileCollectedError
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.file_format import ALL
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.reader import WalFile, WalReader
 from headrace.archive.registry import registered
-from headrace.archive.segment import ALL
 from headrace.archive.store import Store
 from headrace.lsn import format_lsn
 
@@ -69,7 +69,7 @@ def verify_bases(store: Store, totals: ArchiveTotals) -> Iterator[str]:
 def _findings(
     reader: WalReader, totals: ArchiveTotals, first: int, stop: int | None
 ) -> Iterator[Finding]:
-    before: SegmentInfo | None = None
+    before: WalFileInfo | None = None
     due: int | None = None
     for file_id, item in reader.list(first, stop):
         if due is not None and file_id > due:
@@ -102,7 +102,7 @@ def _findings(
         yield from _behind_the_end(reader, due)
 
 
-def _gap(info: SegmentInfo) -> Iterator[Finding]:
+def _gap(info: WalFileInfo) -> Iterator[Finding]:
     if info.gap is not None:
         told = f"{format_lsn(info.gap.after)} to before {format_lsn(info.gap.up_to)}"
         yield Finding(info.id, f"records a gap: {told} ({info.gap.reason})", is_fault=False)

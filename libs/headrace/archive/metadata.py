@@ -54,7 +54,7 @@ class TableInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentInfo:
+class WalFileInfo:
     """A file's metadata: positions, tables, checksums, gap."""
 
     # The file's number.
@@ -129,11 +129,11 @@ class SegmentInfo:
         )
 
 
-def encode(info: SegmentInfo) -> bytes:
+def encode(info: WalFileInfo) -> bytes:
     return orjson.dumps(info, default=list)  # positions are tuples
 
 
-def decode(data: bytes) -> SegmentInfo:
+def decode(data: bytes) -> WalFileInfo:
     try:
         body: dict[str, Any] = orjson.loads(data)
         if body["format"] > FORMAT:
@@ -150,8 +150,8 @@ def decode(data: bytes) -> SegmentInfo:
         last = Position(*body.pop("last"))
         after = body.pop("after", None)
         groups = tuple((start, stop, digest) for start, stop, digest in body.pop("groups", ()))
-        return SegmentInfo(
-            **_known(SegmentInfo.__slots__, body),
+        return WalFileInfo(
+            **_known(WalFileInfo.__slots__, body),
             tables=tables,
             gap=Gap(**_known(Gap.__slots__, gap)) if gap else None,
             versions=versions,

@@ -16,7 +16,7 @@ import orjson
 
 from headrace.archive.entry import RowEntry, RowKind
 from headrace.archive.errors import ArchiveError
-from headrace.archive.metadata import SegmentInfo, TableInfo
+from headrace.archive.metadata import TableInfo, WalFileInfo
 from headrace.contract import events
 from headrace.contract.json_bytes import compact_json
 from headrace.contract.subjects_and_ids import (
@@ -29,7 +29,7 @@ from headrace.contract.subjects_and_ids import (
 )
 from headrace.lsn import Position
 
-Rows = Iterable[tuple[SegmentInfo, RowEntry]]
+Rows = Iterable[tuple[WalFileInfo, RowEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Replayed:
     msg_id: str
     position: Position
     payload: bytes
-    info: SegmentInfo
+    info: WalFileInfo
     table: TableInfo | None
 
 
@@ -60,7 +60,7 @@ class Payloads:
 
     def of(self, rows: Rows) -> Iterator[Replayed]:
         """An event for each row except gaps, which are up to the reader."""
-        held: tuple[SegmentInfo, RowEntry] | None = None
+        held: tuple[WalFileInfo, RowEntry] | None = None
         for info, entry in rows:
             # It may be in the middle of what the reader wants: the reader decides.
             if entry.kind is RowKind.GAP:
@@ -76,7 +76,7 @@ class Payloads:
             # requested.
             yield self._event(info, entry, last=info.whole or entry.commit_lsn != info.last.lsn)
 
-    def _event(self, info: SegmentInfo, entry: RowEntry, *, last: bool) -> Replayed:
+    def _event(self, info: WalFileInfo, entry: RowEntry, *, last: bool) -> Replayed:
         time = entry.commit_time
         if time is None:
             ts = None
@@ -114,7 +114,7 @@ class Payloads:
             payload["unchanged"] = entry.unchanged
         return Replayed(subject, msg_id, entry.position, compact_json(payload), info, table)
 
-    def _message(self, info: SegmentInfo, entry: RowEntry, tx: dict[str, Any]) -> Replayed:
+    def _message(self, info: WalFileInfo, entry: RowEntry, tx: dict[str, Any]) -> Replayed:
         prefix = (entry.key or {})["prefix"]
         content = (entry.after or {})["content"]
         subject = message_subject(prefix)
@@ -140,7 +140,7 @@ class Payloads:
         return before
 
 
-def table_of(info: SegmentInfo, entry: RowEntry) -> TableInfo:
+def table_of(info: WalFileInfo, entry: RowEntry) -> TableInfo:
     """The table of a row that has one, in the row's shape."""
     assert entry.schema is not None, "a row of a table has its name"
     assert entry.table is not None, "a row of a table has its name"

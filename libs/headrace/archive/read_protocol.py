@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pyarrow.parquet import FileMetaData
 
-from headrace.archive import chain, layout, segment
+from headrace.archive import chain, file_format, layout
 from headrace.archive.errors import (
     ArchiveError,
     WalFileCollectedError,
@@ -28,8 +28,8 @@ from headrace.archive.errors import (
     WalFileMissingError,
     naming,
 )
-from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import Groups, RowSelection
+from headrace.archive.file_format import Groups, RowSelection
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.store import (
     ByteRange,
     Fetched,
@@ -135,7 +135,7 @@ class ListedFile(NamedTuple):
 class Opened:
     """An open file: its metadata, and the bytes that were fetched with it."""
 
-    info: SegmentInfo
+    info: WalFileInfo
     footer: FileMetaData
     object: ObjectMetadata
     tail: bytes
@@ -168,14 +168,14 @@ def open_file(
         raise (yield from gone(file_id, seen))
     with naming(file_id):
         # The tail that was fetched may not contain the whole footer.
-        need = segment.footer_bytes(fetched.data) + segment.SEAL_BYTES
+        need = file_format.footer_bytes(fetched.data) + file_format.SEAL_BYTES
         if len(fetched.data) < need <= fetched.metadata.size:
             # A footer of very many tables.
             fetched = yield Get(name, need)
             if fetched is None:
                 raise (yield from gone(file_id, seen))
-        footer = segment.footer_of(fetched.data)
-        opened = Opened(segment.info_of(footer), footer, fetched.metadata, fetched.data)
+        footer = file_format.footer_of(fetched.data)
+        opened = Opened(file_format.info_of(footer), footer, fetched.metadata, fetched.data)
         # A copied or renamed file must not pass as another one: its content says which file it is.
         if fault := chain.name_fault(opened.info, file_id):
             raise WalFileCorruptError(fault)
@@ -300,7 +300,7 @@ def content(
         if piece is None:
             raise (yield from gone(opened.info.id, seen))
         return Content(
-            segment.assembled(size, chosen.start, piece.data, opened.tail), False, chosen.wanted
+            file_format.assembled(size, chosen.start, piece.data, opened.tail), False, chosen.wanted
         )
     fetched: Fetched | None = yield Get(name)
     if fetched is None:
@@ -325,7 +325,7 @@ def first_left() -> Steps[int]:
 
 
 def find(
-    past: Callable[[SegmentInfo], bool], options: WalReaderOptions, seen: Seen
+    past: Callable[[WalFileInfo], bool], options: WalReaderOptions, seen: Seen
 ) -> Steps[tuple[int, Opened | None]]:
     """The id of the first file for which `past` is true, by bisection; the one after the last file
     if there is none.
@@ -344,7 +344,7 @@ def find(
 
 def _halved(
     files: list[ListedFile],
-    past: Callable[[SegmentInfo], bool],
+    past: Callable[[WalFileInfo], bool],
     options: WalReaderOptions,
     seen: Seen,
 ) -> Steps[tuple[int, Opened | None]]:
@@ -373,7 +373,7 @@ def await_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Ope
         yield Wait(options.poll_interval_s)
 
 
-def interesting(info: SegmentInfo, selection: RowSelection) -> bool:
+def interesting(info: WalFileInfo, selection: RowSelection) -> bool:
     """Whether a file may have rows that are wanted: by its own account."""
     # The changes that a gap lacks may have been anywhere in it.
     low = info.first.lsn if info.gap is None else info.gap.after

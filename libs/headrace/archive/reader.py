@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from headrace.archive import columns, read_protocol, segment
+from headrace.archive import columns, file_format, read_protocol
 from headrace.archive.chain import ReadFiles, RowsCheck
 from headrace.archive.entry import RowEntry
 from headrace.archive.errors import (
@@ -29,8 +29,9 @@ from headrace.archive.errors import (
     WalGapError,
     naming,
 )
+from headrace.archive.file_format import ALL, RowSelection
 from headrace.archive.layout import FIRST_ID
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.read_protocol import (
     Content,
     ListedFile,
@@ -41,7 +42,6 @@ from headrace.archive.read_protocol import (
     T,
     WalReaderOptions,
 )
-from headrace.archive.segment import ALL, RowSelection
 from headrace.archive.store import ObjectMetadata, Store, Wait
 from headrace.lsn import Position, format_lsn
 
@@ -72,7 +72,7 @@ class ReadingStart:
     @property
     def _time_us(self) -> int:
         assert self.from_time is not None, "asked only where there is one"
-        return segment.time_us(self.from_time)
+        return file_format.time_us(self.from_time)
 
     def lost(self, opened: Opened) -> str | None:
         """Why the first existing file lacks part of the request; None if it contains all of it."""
@@ -97,14 +97,14 @@ class ReadingStart:
         if lsn is not None and lsn < info.from_lsn:
             return begins
         if self.from_time is not None and info.id > FIRST_ID:
-            first = segment.first_time_us(opened.footer)
+            first = file_format.first_time_us(opened.footer)
             # Without a commit time in each row, it is unknown whether earlier files contained later
             # ones.
             if first is None or self._time_us < first:
                 return f"files before {info.id} were removed by garbage collection"
         return None
 
-    def past(self, info: SegmentInfo) -> bool:
+    def past(self, info: WalFileInfo) -> bool:
         """Whether the start is in this file, or in an earlier one."""
         if self.from_lsn is not None:
             return info.last.lsn >= self.from_lsn
@@ -193,7 +193,7 @@ class ArchiveReading:
             trail.follow(opened.info)
         return opened
 
-    def check(self, info: SegmentInfo) -> None:
+    def check(self, info: WalFileInfo) -> None:
         """Raise at a gap, unless the reader wants gaps as entries."""
         if info.gap is not None and self.options.raise_at_gap:
             raise WalGapError(
@@ -212,7 +212,7 @@ class ArchiveReading:
         if not read_protocol.interesting(opened.info, chosen):
             self.metrics.files_skipped += 1
             return None
-        found = segment.groups(opened.footer, chosen, opened.info)
+        found = file_format.groups(opened.footer, chosen, opened.info)
         if not found.wanted:
             self.metrics.files_skipped += 1
             return None
@@ -234,11 +234,11 @@ class ArchiveReading:
         with naming(opened.info.id):
             # The checksum is that of the whole file.
             if self.options.verify and read.whole:
-                segment.verify(read.data, opened.info)
+                file_format.verify(read.data, opened.info)
             # Only some row groups were fetched; each of them has a checksum.
             elif self.options.verify:
-                segment.verify_groups(read.data, opened.info, read.wanted)
-            for batch in segment.batches(
+                file_format.verify_groups(read.data, opened.info, read.wanted)
+            for batch in file_format.batches(
                 read.data,
                 chosen,
                 columns,
@@ -280,7 +280,7 @@ class OpenedFile(Generic[R]):
         return self._opened.info.id + 1
 
     @property
-    def info(self) -> SegmentInfo:
+    def info(self) -> WalFileInfo:
         """The file's metadata: positions, tables, checksum, gap."""
         return self._opened.info
 

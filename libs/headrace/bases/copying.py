@@ -1,16 +1,13 @@
 """Copies ranges of a table, in a snapshot that is held elsewhere, into the parts of a base.
 
-Runs in the process that takes the base, or in Spark's workers on any machine; takes credentials
-from that machine's environment. A part has the form of the archive's files, and a row the form of
-an insert. Memory is bounded by a part's size.
+A part has the form of the archive's files, and a row the form of an insert. Memory is bounded by a
+part's size.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import pickle
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,19 +16,18 @@ from typing import Any
 import asyncpg
 import orjson
 import pyarrow as pa
-import uvloop
 
 from headrace.archive import layout
 from headrace.archive.bases import BasePart, checksum
 from headrace.archive.columns import SCHEMA
-from headrace.archive.metadata import SegmentInfo, TableInfo
-from headrace.archive.segment import SegmentWriter
+from headrace.archive.file_format import WalFileEncoder
+from headrace.archive.metadata import TableInfo, WalFileInfo
 from headrace.archive.store import Store
 from headrace.lsn import Position
 from headrace.postgres.connection import connect_lastingly, explained
 from headrace.postgres.quoting import quote_literal
 from headrace.process.failpoint import failpoint
-from headrace.settings import Settings, load
+from headrace.settings import Settings
 from headrace.spark.csv_rows import CsvRows, Exact, Row
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import PageRange
@@ -59,17 +55,6 @@ class BaseWork:
     time_us: int
     part_rows_max: int
     part_bytes_max: int
-
-
-def run_task(packed: bytes, task: int) -> bytes:
-    """A task of Spark's: one of the plan's tasks."""
-    work: BaseWork = pickle.loads(packed)  # noqa: S301  # from the service that takes the base
-    parts = uvloop.run(copy_ranges(load(os.environ), work, task))
-    return pickle.dumps(parts)
-
-
-# As Spark's workers find it.
-TASK = f"{__name__}:{run_task.__name__}"
 
 
 async def copy_ranges(
@@ -116,7 +101,7 @@ class _Copying:
         names = [column.name for column in work.plan.columns]
         self._reader = CsvRows(names, work.plan.converters())
         self._received = bytearray()
-        self._part: SegmentWriter | None = None
+        self._part: WalFileEncoder | None = None
         self._part_rows = 0
         self._part_bytes = 0
         self.parts: list[BasePart] = []
@@ -154,7 +139,7 @@ class _Copying:
     def _take(self, data: bytes) -> None:
         rows, exact = self._reader.rows(data)
         if self._part is None:
-            self._part = SegmentWriter()
+            self._part = WalFileEncoder()
         self._part.add(table_of(self._work, rows, exact, self._part_rows))
         self._part_rows += len(rows)
         self._part_bytes += len(data)
@@ -211,9 +196,9 @@ def _texts(values: Sequence[bytes | None]) -> pa.Array[Any]:
     return pa.array(values, pa.binary()).cast(pa.string())
 
 
-def _info(work: BaseWork, number: int, rows: int) -> SegmentInfo:
+def _info(work: BaseWork, number: int, rows: int) -> WalFileInfo:
     """The footer of a part."""
-    return SegmentInfo(
+    return WalFileInfo(
         id=number,
         archive=work.base,
         epoch=0,

@@ -21,7 +21,7 @@ from headrace import log as logs
 from headrace.archive.bases import BasePart, BaseRecord, Bases
 from headrace.archive.errors import ArchiveError
 from headrace.archive.mark import ArchiveMark
-from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo
+from headrace.archive.metadata import ColumnInfo, TableInfo, WalFileInfo
 from headrace.archive.reader import ReadingStart, WalReader
 from headrace.bases.copying import BaseWork, Progress, copy_ranges, importing
 from headrace.contract.subjects_and_ids import table_token
@@ -260,7 +260,7 @@ async def covered(
     return BasePlace(info.archive, info.system_id, next_id)
 
 
-def _check_source(settings: Settings, info: SegmentInfo, server: ServerIdentity) -> None:
+def _check_source(settings: Settings, info: WalFileInfo, server: ServerIdentity) -> None:
     if info.source != settings.source.slot:
         raise ForeignSourceError(
             f"the archive belongs to the slot {info.source}, not to {settings.source.slot}"
@@ -272,7 +272,7 @@ def _check_source(settings: Settings, info: SegmentInfo, server: ServerIdentity)
         )
 
 
-def _reached(info: SegmentInfo | None, mark: ArchiveMark, url: str) -> int:
+def _reached(info: WalFileInfo | None, mark: ArchiveMark, url: str) -> int:
     """Everything before this LSN is in the archive."""
     if info is None:
         # An archive without files, of which only the mark knows.
@@ -282,7 +282,7 @@ def _reached(info: SegmentInfo | None, mark: ArchiveMark, url: str) -> int:
     return info.end_lsn
 
 
-def _last(reader: WalReader) -> SegmentInfo | None:
+def _last(reader: WalReader) -> WalFileInfo | None:
     listed = reader.list(max(1, reader.reading.seen.highest))
     file = reader.get(listed[-1].id) if listed else None
     return None if file is None else file.info

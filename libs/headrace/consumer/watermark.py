@@ -31,6 +31,10 @@ class Watermark:
     stream_seq: int = 0
 
 
+# By lane.
+Watermarks = dict[str, Watermark]
+
+
 class WatermarkStore(Protocol):
     """Stores the watermarks of a consumer: two methods, so that any database can implement it.
 

@@ -28,7 +28,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.lake import snapshots
 from headrace.lake.apply import LakeRowMissingError, apply
 from headrace.lake.batches import Batch, TableBatch, runs, since
@@ -261,7 +261,7 @@ class LakeWriter:
 
     # Changes
 
-    def take(self, info: SegmentInfo, rows: pa.Table) -> None:
+    def take(self, info: WalFileInfo, rows: pa.Table) -> None:
         """Apply an archive file's rows."""
         for name, version, run in runs(rows):
             self._rename_by(info, name, version)
@@ -289,7 +289,7 @@ class LakeWriter:
             except LakeRowMissingError as error:
                 self.to_copy[name] = str(error)
 
-    def plan(self, infos: Sequence[SegmentInfo]) -> Batch:
+    def plan(self, infos: Sequence[WalFileInfo]) -> Batch:
         """As many archive files, from the first on, as another process can apply as a whole: of
         each table, they show one shape, and it needs no copy. None if the first is not so.
         """
@@ -320,7 +320,7 @@ class LakeWriter:
         followed = self._followed[name]
         return TableBatch(followed.table, followed.draft.state(), files)
 
-    def _shapes(self, info: SegmentInfo) -> dict[TableName, LakeTable] | None:
+    def _shapes(self, info: WalFileInfo) -> dict[TableName, LakeTable] | None:
         """The tables that a file changes, in its shape; None if that isn't known in advance."""
         shapes: dict[TableName, LakeTable] = {}
         for shape in info.tables:
@@ -351,7 +351,7 @@ class LakeWriter:
         """Take the results of other processes for a table's part of a batch."""
         self._followed[name].draft.absorb(parts)
 
-    def _rename_by(self, info: SegmentInfo, name: TableName, version: int) -> None:
+    def _rename_by(self, info: WalFileInfo, name: TableName, version: int) -> None:
         """A change may be the first that has a table's new name."""
         shape = info.table(name.namespace, name.name, version)
         if name in self._followed or shape is None:

@@ -32,9 +32,9 @@ from headrace.contract.subjects_and_ids import CDC, GAP_SUBJECT, schema_subject
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.changes import staged_steps
+from headrace.mirror.event_steps import Resync, shape
 from headrace.mirror.history import copied
 from headrace.mirror.mirror_state import SEEN, Book
-from headrace.mirror.plan import Resync, shape
 from headrace.mirror.rules import RuleError
 from headrace.mirror.snapshots import (
     Progress,

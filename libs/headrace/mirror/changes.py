@@ -14,8 +14,8 @@ from headrace.consumer import Event
 from headrace.contract.events import GAP, SCHEMA
 from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import parse_lsn
+from headrace.mirror.event_steps import Resync, gone, reshaped, row_steps, shape
 from headrace.mirror.mirror_state import Book
-from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
 from headrace.mirror.rules import RuleError
 from headrace.mirror.scope import Takes, takes_all
 from headrace.mirror.table import BootstrapRun, Phase, Table, TableState

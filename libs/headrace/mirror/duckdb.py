@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from headrace.mirror import target
 from headrace.mirror.duckdb_types import DIALECT
-from headrace.mirror.marked_rows import MarkedSql
 from headrace.mirror.native_types import (
     TEXT_MARK,
     Native,
@@ -29,6 +28,7 @@ from headrace.mirror.native_types import (
     as_sqlite_float,
     kept_as_chosen,
 )
+from headrace.mirror.soft_deleted_rows import MarkedSql
 from headrace.mirror.table import Column, Table
 from headrace.mirror.threaded_target import WRITER, ThreadedTarget
 from headrace.postgres.quoting import quote_name
@@ -443,7 +443,7 @@ class DuckdbReading:
         self.types = types
         with explained(path):
             self._connection = opened(path, read_only=True)
-            # Marks and rows must be of one moment.
+            # Watermarks and rows must be of one moment.
             self._connection.execute("BEGIN")
             if not has_marks(self._connection):
                 self._connection.close()

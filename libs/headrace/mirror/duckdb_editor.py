@@ -21,8 +21,8 @@ from headrace.mirror.duckdb import (
     shown,
     table_name,
 )
-from headrace.mirror.marked_rows import unmarked_in_sql
 from headrace.mirror.native_types import NativeTypes, types_in
+from headrace.mirror.soft_deleted_rows import unmarked_in_sql
 from headrace.mirror.table import Table
 from headrace.postgres.quoting import quote_name
 
@@ -100,7 +100,7 @@ class DuckdbEditor:
 
     def insert(self, row: Mapping[str, Any]) -> None:
         if self._table.rules.soft_delete and self._table.key:
-            self._writer.do(target.RemoveMarked(self._table, [row]))
+            self._writer.do(target.RemoveSoftDeleted(self._table, [row]))
         self._writer.do(target.InsertRows(self._table, [row]))
 
     def commit(self) -> None:

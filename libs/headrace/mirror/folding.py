@@ -17,13 +17,13 @@ from headrace.mirror.table import Table
 from headrace.mirror.target import (
     DeleteRow,
     InsertRows,
-    RemoveMarked,
+    RemoveSoftDeleted,
     Step,
     TruncateTable,
     UpdateRow,
 )
 
-RowStep = InsertRows | UpdateRow | DeleteRow | TruncateTable | RemoveMarked
+RowStep = InsertRows | UpdateRow | DeleteRow | TruncateTable | RemoveSoftDeleted
 # The identity of a row, as texts: values that are equal in Python may be different in PostgreSQL.
 Key = tuple[str | None, ...]
 KeyOf = Callable[[Mapping[str, Any]], Key]
@@ -137,7 +137,7 @@ class Folding:
         """Whether the step is part of these changes now; if not, they are as they were."""
         if isinstance(step, InsertRows):
             return _inserts(net, step.rows, key_of)
-        if isinstance(step, TruncateTable | RemoveMarked) or key_of is None:
+        if isinstance(step, TruncateTable | RemoveSoftDeleted) or key_of is None:
             return False
         where = step.where
         # A row found by other columns may be one of several, or one that has been folded already.

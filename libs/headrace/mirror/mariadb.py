@@ -41,7 +41,7 @@ _ROW_STEPS = (
     target.UpdateRow,
     target.DeleteRow,
     target.TruncateTable,
-    target.RemoveMarked,
+    target.RemoveSoftDeleted,
     target.CarryOver,
 )
 

@@ -18,8 +18,8 @@ from headrace.mirror.mariadb_statements import (
     stored_literal,
     table_name,
 )
-from headrace.mirror.marked_rows import unmarked_in_sql
 from headrace.mirror.native_types import NativeColumn, NativeTypes, types_in
+from headrace.mirror.soft_deleted_rows import unmarked_in_sql
 from headrace.mirror.table import Table
 from headrace.mirror.threaded_target import WRITER
 
@@ -97,7 +97,7 @@ class MariadbEditor:
     def insert(self, row: Mapping[str, Any]) -> None:
         steps: list[target.Step] = [target.InsertRows(self._table, [row])]
         if self._table.rules.soft_delete and self._table.key:
-            steps.insert(0, target.RemoveMarked(self._table, [row]))
+            steps.insert(0, target.RemoveSoftDeleted(self._table, [row]))
         for step in steps:
             for statement in self._statements.rows(step):
                 self._session.run(statement)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.mirror import target
-from headrace.mirror.marked_rows import carried_over
 from headrace.mirror.mirror_state import STALE
 from headrace.mirror.native_types import Dialect, Native, NativeColumn, NativeTypes
+from headrace.mirror.soft_deleted_rows import carried_over
 from headrace.mirror.table import Table
 
 MARKS = "headrace_mirror"
@@ -166,7 +166,7 @@ class Statements:
                 time = self._literals(table)[table.rules.soft_delete](at)
                 sql = f"UPDATE {table_name(table)} SET {mark} = {time} WHERE {mark} IS NULL"
                 yield RowStatement(table, sql)
-            case target.RemoveMarked(table, rows):
+            case target.RemoveSoftDeleted(table, rows):
                 yield from self._remove_marked(table, rows)
             case target.CarryOver(table):
                 values = {column.name: f"old.{quoted(column.name)}" for column in step.columns}

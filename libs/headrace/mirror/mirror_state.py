@@ -16,12 +16,13 @@ from datetime import UTC, datetime
 
 from headrace import log as logs
 from headrace.consumer import Event, Watermark
+from headrace.consumer.watermark import Watermarks
 from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import format_lsn
 from headrace.mirror.assembly import is_outside
-from headrace.mirror.plan import coalesced
+from headrace.mirror.event_steps import coalesced
 from headrace.mirror.rules import NO_RULES, CopyRules, Place
-from headrace.mirror.table import Column, Marks, Phase, Table, TableState, decode_mark, encode_mark
+from headrace.mirror.table import Column, Phase, Table, TableState, decode_mark, encode_mark
 from headrace.mirror.target import (
     CarryOver,
     CreateTable,
@@ -69,14 +70,14 @@ class FormatError(TargetError):
     remedy = "Mirror into a new target, or use the version that created it."
 
 
-def seen_by(lanes: Marks) -> int:
+def seen_by(lanes: Watermarks) -> int:
     """Everything of the stream up to this sequence is applied."""
     if SEEN in lanes:
         return lanes[SEEN].stream_seq
     return max((mark.stream_seq for mark in lanes.values()), default=0)
 
 
-def has_passed(lanes: Marks, event: Event) -> bool:
+def has_passed(lanes: Watermarks, event: Event) -> bool:
     """Whether an event is applied: beyond the seen messages, its transaction is, if it committed
     before another applied one.
 
@@ -97,7 +98,7 @@ def has_passed(lanes: Marks, event: Event) -> bool:
     return table is not None and event.advances and event.position <= table.position
 
 
-def lanes_of(marks: Mapping[str, str]) -> Marks:
+def lanes_of(marks: Mapping[str, str]) -> Watermarks:
     """The watermarks among a target's marks."""
     return {
         key.removeprefix(LANE): decode_mark(text)
@@ -106,7 +107,7 @@ def lanes_of(marks: Mapping[str, str]) -> Marks:
     }
 
 
-def settled(lanes: Marks) -> Marks:
+def settled(lanes: Watermarks) -> Watermarks:
     """Drop the lanes that an earlier version kept for each table of arrays, if their source is past
     them.
     """
@@ -157,9 +158,9 @@ class Book:
         self.stands = False
         # Of the committed state: how far the stream was seen (SEEN), and how far each source is
         # applied.
-        self.lanes: Marks = {}
+        self.lanes: Watermarks = {}
         # The lanes from the next commit on.
-        self._next_lanes: Marks = {}
+        self._next_lanes: Watermarks = {}
         # The follower receives these tables, or all (None). Only they can join those it follows.
         self.subscribed: frozenset[str] | None = frozenset()
         # By token: the number of the bootstrap in force, and the number of times the stream has
@@ -392,7 +393,7 @@ class Book:
             )
         )
 
-    def keep_lanes(self, lanes: Marks) -> None:
+    def keep_lanes(self, lanes: Watermarks) -> None:
         """These are all the lanes from the next commit on."""
         for lane in self._next_lanes.keys() - lanes.keys():
             self._changed[LANE + lane] = None

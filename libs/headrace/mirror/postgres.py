@@ -164,8 +164,8 @@ class PostgresTarget:
         async with explained():
             connection = await connected(self.url, "headrace verify")
         try:
-            # Marks and rows must be of one moment, because a verification compares them with the
-            # source at that LSN.
+            # Watermarks and rows must be of one moment, because a verification compares them with
+            # the source at that LSN.
             await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
             await connection.set_read_only(True)
             async with explained():

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.mirror import target
-from headrace.mirror.marked_rows import MarkedSql
 from headrace.mirror.mirror_state import STALE
 from headrace.mirror.postgres_values import text_of, type_in
+from headrace.mirror.soft_deleted_rows import MarkedSql
 from headrace.mirror.table import Table
 from headrace.postgres.quoting import quote_name, quote_table
 

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from headrace.consumer import Event, Watermark
+from headrace.consumer.watermark import Watermarks
 from headrace.lsn import ORIGIN, Position
 from headrace.mirror.ahead import Ahead
 from headrace.mirror.assembly import Assembly, is_outside
 from headrace.mirror.reach import Reach
-from headrace.mirror.table import Marks
 from headrace.mirror.target import RowMissingError, TakenOverError, TargetAwayError, TargetError
 
 # How soon to look for the end of a transaction that may be of tables not followed; longer each time
@@ -29,7 +29,7 @@ class FollowSession:
 
     # How far each source is in the target's open transaction; the book's own lanes say how far it
     # is in the committed state.
-    lanes: Marks
+    lanes: Watermarks
     reach: Reach
     ahead: Ahead
     assembly: Assembly = field(default_factory=Assembly)
@@ -65,7 +65,7 @@ class FollowSession:
             self.lanes[source] = Watermark(position, max(mark.stream_seq, stream_seq))
 
 
-def without_positions(lanes: Marks, sources: Collection[str]) -> Marks:
+def without_positions(lanes: Watermarks, sources: Collection[str]) -> Watermarks:
     """The lanes if the positions of these sources no longer have a meaning."""
     return {
         # Its stream_seq stays: events outside transactions are compared by it.

@@ -15,7 +15,7 @@ from headrace.mirror.table import Table
 from headrace.mirror.target import (
     DeleteRow,
     InsertRows,
-    RemoveMarked,
+    RemoveSoftDeleted,
     Step,
     TruncateTable,
     UpdateRow,
@@ -46,7 +46,7 @@ def _removals(table: Table, row: Mapping[str, Any]) -> list[Step]:
     """Of the marked row with this row's key. Without a key, equal rows stay next to each other."""
     if not table.key or not set(table.key) <= row.keys():
         return []
-    return [RemoveMarked(table, [{name: row[name] for name in table.key}])]
+    return [RemoveSoftDeleted(table, [{name: row[name] for name in table.key}])]
 
 
 def _time(event: Event) -> str:

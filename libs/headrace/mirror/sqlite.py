@@ -19,9 +19,9 @@ from typing import Any
 
 from headrace.contract.exact import ExactText
 from headrace.mirror import target
-from headrace.mirror.marked_rows import MarkedSql
 from headrace.mirror.mirror_state import tables_of
 from headrace.mirror.rules import Place
+from headrace.mirror.soft_deleted_rows import MarkedSql
 from headrace.mirror.table import Column, Phase, Table
 from headrace.mirror.threaded_target import WRITER, ThreadedTarget
 from headrace.mirror.value_kinds import ValueKind, as_bytes, as_json, as_list, kind_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.mirror import target
-from headrace.mirror.marked_rows import unmarked_in_sql
+from headrace.mirror.soft_deleted_rows import unmarked_in_sql
 from headrace.mirror.sqlite import (
     READ_ROWS,
     SqliteTarget,
@@ -67,7 +67,7 @@ class SqliteEditor:
 
     def insert(self, row: Mapping[str, Any]) -> None:
         if self._table.rules.soft_delete and self._table.key:
-            self._writer.do(target.RemoveMarked(self._table, [row]))
+            self._writer.do(target.RemoveSoftDeleted(self._table, [row]))
         self._writer.do(target.InsertRows(self._table, [row]))
 
     def commit(self) -> None:

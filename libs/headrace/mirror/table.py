@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.consumer import Watermark
+from headrace.consumer.watermark import Watermarks
 from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import Position
 from headrace.mirror.rules import PLAIN, Place, RuleError, TableRules, rules_from
 
-Marks = dict[str, Watermark]
 # The reason for copying a table for the first time: if it is refused then, the user gets an error.
 NEW = "new"
 
@@ -183,7 +183,7 @@ class BootstrapRun:
     rows: int = 0
     version: int = 0
     source: str = ""
-    marks: Marks = field(default_factory=dict)
+    marks: Watermarks = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,7 @@ class TruncateTable:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveMarked:
+class RemoveSoftDeleted:
     """Remove the rows that are marked as deleted and have the key of one of these rows."""
 
     table: Table
@@ -222,7 +222,7 @@ Step = (
     | UpdateRow
     | DeleteRow
     | TruncateTable
-    | RemoveMarked
+    | RemoveSoftDeleted
     | CarryOver
 )
 

@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from headrace.consumer.watermark import Watermarks
 from headrace.errors import HeadraceError
 from headrace.lsn import ORIGIN, format_lsn
-from headrace.mirror.table import Marks, Phase, TableState
+from headrace.mirror.table import Phase, TableState
 
 if TYPE_CHECKING:
     from headrace.mirror.target import ReadableTarget
@@ -38,7 +39,7 @@ def visible_of(marks: Mapping[str, str]) -> dict[str, int]:
 
 
 def visible_in(
-    lanes: Marks,
+    lanes: Watermarks,
     tables: Iterable[TableState],
     complete: Mapping[str, int],
     before: Mapping[str, int],

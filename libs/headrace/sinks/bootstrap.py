@@ -17,6 +17,7 @@ from nats.js.errors import NotFoundError
 
 from headrace import log as logs
 from headrace.consumer import Event, Watermark
+from headrace.consumer.watermark import Watermarks
 from headrace.contract.events import decode
 from headrace.contract.subjects_and_ids import split_table_token
 from headrace.lsn import ORIGIN, Position
@@ -30,9 +31,8 @@ log = logs.logger("sink")
 
 COPY = "copy"
 
-Marks = dict[str, Watermark]
 # Writes events as one transaction, and commits them with the marks.
-Deliver = Callable[[Sequence[Event], Marks], Awaitable[None]]
+Deliver = Callable[[Sequence[Event], Watermarks], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,12 @@ class TableCopies:
     source: str
     takes: Callable[[str, str], bool]
 
-    async def begin(self) -> Marks:
+    async def begin(self) -> Watermarks:
         """The marks of a sink that is about to copy every table that it takes."""
         js = self.client.jetstream()
         # Before the first snapshot: what follows in the stream is what the snapshots lack.
         seen_seq = int((await js.stream_info(self.streams.cdc)).state.last_seq)
-        marks: Marks = {SEEN: Watermark(ORIGIN, seen_seq)}
+        marks: Watermarks = {SEEN: Watermark(ORIGIN, seen_seq)}
         for token in await self._tokens(js):
             marks[Copy(token).lane] = Copy(token).mark
         return marks
@@ -113,14 +113,16 @@ class TableCopies:
                 found.append(token)
         return found
 
-    async def run(self, marks: Marks, deliver: Deliver) -> None:
+    async def run(self, marks: Watermarks, deliver: Deliver) -> None:
         """Copy what the marks say is not copied yet."""
         snapshots = Snapshots(self.client, self.streams.cdc, self.streams.init, self.streams.state)
         for copy in copies(marks):
             if not copy.is_done:
                 await self._copy(snapshots, copy, marks, deliver)
 
-    async def _copy(self, snapshots: Snapshots, copy: Copy, marks: Marks, deliver: Deliver) -> None:
+    async def _copy(
+        self, snapshots: Snapshots, copy: Copy, marks: Watermarks, deliver: Deliver
+    ) -> None:
         # The marks have all that is needed to continue a snapshot that the stream still stores.
         if copy.snapshot_id:
             taken = StoredSnapshot(

@@ -27,10 +27,10 @@ from headrace.sinks.configuration_keys import (
     SinkOperation,
 )
 from headrace.sinks.formats import Format
-from headrace.sinks.places import Path as KeyPath
-from headrace.sinks.places import line_of, lines_of
 from headrace.sinks.port import Pace
 from headrace.sinks.targets import is_database, pace_of, sink_class
+from headrace.sinks.toml_lines import Path as KeyPath
+from headrace.sinks.toml_lines import line_of, lines_of
 
 FILE = "headrace.toml"
 _PREFIX = "HEADRACE_SINK_"

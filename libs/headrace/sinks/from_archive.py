@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from headrace.archive import RowEntry, SegmentInfo, WalReader
+from headrace.archive import RowEntry, WalFileInfo, WalReader
 from headrace.archive.payloads import Payloads, Replayed
 from headrace.archive.reader import ReadingStart
 from headrace.consumer import Event, Transaction
@@ -55,11 +55,11 @@ class ArchiveRange:
                 f"{format_lsn(self.up_to)}"
             )
 
-    def _rows(self) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+    def _rows(self) -> Iterator[tuple[WalFileInfo, RowEntry]]:
         reader = WalReader(self.url)
         start = ReadingStart(after=self.after)
         first = reader.run(start.first_id(reader.reading.options, reader.reading.seen))
-        held: list[tuple[SegmentInfo, RowEntry]] = []
+        held: list[tuple[WalFileInfo, RowEntry]] = []
         for file in reader.files(from_id=first):
             if file.info.source != self.source:
                 raise ForeignArchiveError(f"{self.url} is the archive of {file.info.source}")

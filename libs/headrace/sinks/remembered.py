@@ -1,4 +1,4 @@
-"""Marks of a sink whose target has no place for them: kept in the suite's state bucket.
+"""Watermarks of a sink whose target has no place for them: kept in the suite's state bucket.
 
 Promises: marks are stored only after the target has acknowledged everything up to them, so nothing
 is skipped; what was delivered since the last marks is delivered again after a crash. A process that
@@ -29,7 +29,7 @@ class MarkStore(Protocol):
 
 @dataclass(slots=True)
 class StateMarks:
-    """Marks in one key of the state bucket."""
+    """Watermarks in one key of the state bucket."""
 
     cell: Cell
 

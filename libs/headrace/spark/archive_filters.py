@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from headrace.archive.segment import RowSelection, time_us
+from headrace.archive.file_format import RowSelection, time_us
 
 _TO_EQUAL = ("EqualTo", "EqualNullSafe")
 # Beyond the range of an int64, so no bound.

@@ -20,8 +20,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from headrace.archive import ListedFile, WalReader, WalReaderOptions, layout, read_protocol
 from headrace.archive.columns import NAMES, SCHEMA
 from headrace.archive.errors import ArchiveError, WalFileMissingError
+from headrace.archive.file_format import RowSelection
 from headrace.archive.reader import ReadingStart
-from headrace.archive.segment import RowSelection
 from headrace.lsn import parse_lsn
 from headrace.spark.archive_filters import narrowed
 

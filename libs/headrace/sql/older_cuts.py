@@ -19,9 +19,9 @@ from headrace.lake.catalog import Cut
 from headrace.lake.column_types import ITEM_EXACT
 from headrace.lake.files import LakeFiles
 from headrace.lsn import parse_lsn
-from headrace.sql.copied_tables import FedTable, TableFeed
 from headrace.sql.cut_reading import CutTable, CutTables
 from headrace.sql.errors import NotProvenEqualError
+from headrace.sql.lake_copy_tables import FedTable, TableFeed
 from headrace.sql.pins import PinnedCut, Shown
 from headrace.sql.relations import LakeRelation
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from headrace.sql.copy_text import CopyForm, copy_lines
+from headrace.sql.copy_to_stdout import CopyForm, copy_lines
 from headrace.sql.value_forms.arrow import (
     Array,
     as_binary,

@@ -17,11 +17,12 @@ from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from headrace.consumer.messages import events_of
+from headrace.consumer.watermark import Watermarks
 from headrace.contract.subjects_and_ids import CDC
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN
 from headrace.mirror.mirror_state import has_passed, lanes_of, seen_by, tables_of
-from headrace.mirror.table import Marks, Phase, TableState
+from headrace.mirror.table import Phase, TableState
 
 
 class MirrorProgress(StrEnum):
@@ -70,7 +71,7 @@ async def place_of(
     return MirrorProgress.THERE
 
 
-async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> bool:
+async def _lacks(stream: Stream, lanes: Watermarks, state: TableState, lsn: int) -> bool:
     """Whether the stream has an unapplied event of the table before the LSN."""
     seen = seen_by(lanes)
     while True:

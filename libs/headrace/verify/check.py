@@ -23,10 +23,10 @@ from headrace import log as logs
 from headrace.bus import subjects
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import DictionaryReader
-from headrace.mirror.marked_rows import unmarked_in_sql
 from headrace.mirror.mirror_state import identity_of, tables_of
 from headrace.mirror.postgres import PostgresReading, PostgresTarget, error_of
 from headrace.mirror.row_editor import is_editable
+from headrace.mirror.soft_deleted_rows import unmarked_in_sql
 from headrace.mirror.source_values import SourceValues
 from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import ReadableTarget, TargetReading
@@ -45,9 +45,9 @@ from headrace.verify.comparison import (
 )
 from headrace.verify.digest import RANGES, Difference
 from headrace.verify.forms import in_postgres, in_sqlite
-from headrace.verify.marked import count_marked, unmarked
 from headrace.verify.repair import MovedError, repair
 from headrace.verify.row_repair import RowRepair, rows_wanted
+from headrace.verify.soft_deleted import count_marked, unmarked
 from headrace.verify.sql_rows import SqlRows, settle
 from headrace.verify.types import SqlType, types_of
 

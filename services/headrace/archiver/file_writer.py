@@ -13,7 +13,7 @@ from headrace import log as logs
 from headrace.archive import layout
 from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.mark import ArchiveMark
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.store import Store
 from headrace.archiver.builder import Sealed
 from headrace.archiver.open_file import OpenFile
@@ -107,9 +107,9 @@ class FileWriter:
                 self._scope.health.unblock("store")
                 return
 
-    def _info(self, sealed: Sealed, opening: Opening) -> SegmentInfo:
+    def _info(self, sealed: Sealed, opening: Opening) -> WalFileInfo:
         before = self.end.info
-        return SegmentInfo(
+        return WalFileInfo(
             id=self.end.next_id,
             archive=self.end.archive,
             epoch=self.end.epoch,
@@ -149,7 +149,7 @@ async def at_the_end(
     return writer
 
 
-def _count(stats: Counters, info: SegmentInfo, size: int) -> None:
+def _count(stats: Counters, info: WalFileInfo, size: int) -> None:
     stats.count("archive_files")
     stats.count("archive_rows", info.rows)
     stats.count("archive_bytes", size)

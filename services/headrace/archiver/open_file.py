@@ -11,13 +11,13 @@ import asyncio
 
 import pyarrow as pa
 
-from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import SegmentWriter
+from headrace.archive.file_format import WalFileEncoder
+from headrace.archive.metadata import WalFileInfo
 
 
 class OpenFile:
     def __init__(self) -> None:
-        self._writer = SegmentWriter()
+        self._writer = WalFileEncoder()
         self._encoding: asyncio.Task[None] | None = None
 
     @property
@@ -42,12 +42,12 @@ class OpenFile:
             self._encoding = None
             await encoding
 
-    async def finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
+    async def finish(self, rest: pa.Table, info: WalFileInfo) -> tuple[bytes, WalFileInfo]:
         """Add the rest; returns the file's bytes, and its metadata with the checksum."""
         await self.encoded()
         # Compressing and hashing would block the loop for longer than a lease allows.
         return await asyncio.to_thread(self._finish, rest, info)
 
-    def _finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
+    def _finish(self, rest: pa.Table, info: WalFileInfo) -> tuple[bytes, WalFileInfo]:
         self._writer.add(rest)
         return self._writer.finish(info)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from headrace.archive import layout, segment
+from headrace.archive import file_format, layout
 from headrace.archive.chain import name_fault
 from headrace.archive.errors import ArchiveError, WalFileCorruptError, naming
 from headrace.archive.mark import ArchiveMark
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Store
 from headrace.archiver.builder import Begun
 from headrace.bus.frame import Opening
@@ -46,7 +46,7 @@ class ArchiveEnd:
     """The archive's end."""
 
     archive: str
-    info: SegmentInfo | None
+    info: WalFileInfo | None
     # Everything before is in the archive; 0 if it has not started.
     known_lsn: int
     next_id: int = layout.FIRST_ID
@@ -80,7 +80,7 @@ class ArchiveEnd:
             raise ArchiveDivergedError(diverged)
 
 
-def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
+def last_info(store: Store, hint: int = 0) -> WalFileInfo | None:
     """The last file's metadata; `hint` is the id of a file that existed."""
     after = layout.file_name(max(hint, layout.FIRST_ID) - 1)
     found: list[ObjectMetadata] = store.ask(Names(after)) or []
@@ -94,22 +94,22 @@ def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
     with naming(last):
         fetched: Fetched | None = store.ask(Get(layout.file_name(last), _TAIL_BYTES))
         # A footer of very many tables.
-        if fetched is not None and segment.footer_bytes(fetched.data) + segment.SEAL_BYTES > len(
+        if fetched is not None and file_format.footer_bytes(
             fetched.data
-        ):
+        ) + file_format.SEAL_BYTES > len(fetched.data):
             fetched = store.ask(Get(layout.file_name(last)))
         if fetched is None:
             raise ArchiveError(
                 f"{layout.described(last)} of the archive disappeared while it was read"
             )
-        info = segment.info_of(segment.footer_of(fetched.data))
+        info = file_format.info_of(file_format.footer_of(fetched.data))
         if fault := name_fault(info, last):
             # Continuing from it would mean continuing from another position.
             raise WalFileCorruptError(fault)
         return info
 
 
-def resume_point(info: SegmentInfo | None, mark: ArchiveMark, url: str, source: str) -> ArchiveEnd:
+def resume_point(info: WalFileInfo | None, mark: ArchiveMark, url: str, source: str) -> ArchiveEnd:
     """Where to continue. The mark counts only if it belongs to this very archive and file."""
     if info is None:
         if mark.url != url:

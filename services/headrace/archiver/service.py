@@ -21,8 +21,8 @@ from headrace.archive.mark import mark_key
 from headrace.archive.store import Store
 from headrace.archiver import janitor
 from headrace.archiver.archived_table import OPTIONS
+from headrace.archiver.change_store import ArchiveChangeStore
 from headrace.archiver.file_writer import FileWriter, at_the_end
-from headrace.archiver.sink import ArchiveSink
 from headrace.confirming.epoch_follower import EpochFollower
 from headrace.confirming.relations import Relations
 from headrace.errors import SettingError, describe
@@ -78,7 +78,7 @@ async def _work(
         # If the end is not found, the failure belongs to no writer, and nothing has progressed.
         writer = None
         writer = await at_the_end(scope, store, cell, source, session)
-        sink = ArchiveSink(scope, settings, relations, parking, writer)
+        sink = ArchiveChangeStore(scope, settings, relations, parking, writer)
         try:
             await EpochFollower(scope, settings, client, sink, SERVICE, session).run()
         finally:

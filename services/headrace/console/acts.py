@@ -20,7 +20,7 @@ from nats.js.errors import NotFoundError
 
 from headrace import log as logs
 from headrace.console.access import Caller
-from headrace.console.known import stamp
+from headrace.console.last_known import stamp
 from headrace.console.problem import ProblemError, unavailable
 from headrace.settings import Settings
 

@@ -24,9 +24,9 @@ from headrace.audit.rows import key_text
 from headrace.audit.settings import load_audit
 from headrace.audit.table import AuditTable
 from headrace.console.access import Caller
-from headrace.console.answers import answer, body_of, caller_of
 from headrace.console.cells import Redaction, changed_row, eyes_of
 from headrace.console.command import output_of
+from headrace.console.json_answers import answer, body_of, caller_of
 from headrace.console.positions import lsn_in, position_in
 from headrace.console.problem import ProblemError, invalid, not_found
 from headrace.console.search import bound, limit_of

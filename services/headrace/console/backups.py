@@ -17,9 +17,9 @@ import orjson
 from aiohttp import web
 
 from headrace.console.access import Caller
-from headrace.console.answers import answer, caller_of
 from headrace.console.command import TIMEOUT_S, output_of
-from headrace.console.known import LastKnown, stamp
+from headrace.console.json_answers import answer, caller_of
+from headrace.console.last_known import LastKnown, stamp
 from headrace.console.positions import lsn_in
 from headrace.console.problem import invalid, not_found, unavailable
 from headrace.console.suite_view import SuiteView

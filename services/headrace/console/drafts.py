@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from headrace.console.answers import answer, body_of
+from headrace.console.json_answers import answer, body_of
 from headrace.console.plans import STEP, Intent, Plans
 from headrace.console.problem import ProblemError, invalid
 from headrace.console.sinks import Sinks

@@ -16,10 +16,10 @@ from aiohttp import web
 
 from headrace.console.access import Caller
 from headrace.console.acts import ActsLog
-from headrace.console.answers import caller_of
 from headrace.console.audit_answers import AuditAnswers
 from headrace.console.cells import Redaction, shown, weight
 from headrace.console.exported import EVENT_COLUMNS, FORMATS, event_line, file_of, plain
+from headrace.console.json_answers import caller_of
 from headrace.console.problem import ProblemError, invalid
 from headrace.console.reading import EventReader
 from headrace.console.search import LIMIT_MAX, search

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from headrace import log as logs
 from headrace.console.access import HERE, Access, Caller, Role
-from headrace.console.known import FAILURES
+from headrace.console.last_known import FAILURES
 from headrace.console.problem import CONTENT_TYPE, ProblemError, unavailable
 from headrace.console.sessions import COOKIE, Sessions
 from headrace.errors import HeadraceError, describe

@@ -8,8 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from headrace.console.access import Access, Caller
-from headrace.console.answers import answer, body_of
 from headrace.console.guard import CALLER
+from headrace.console.json_answers import answer, body_of
 from headrace.console.problem import ProblemError, invalid
 from headrace.console.sessions import COOKIE, SESSION_S, Sessions
 

@@ -12,8 +12,8 @@ from typing import Any
 from aiohttp import web
 
 from headrace.console.access import Caller
-from headrace.console.answers import body_of, caller_of
 from headrace.console.cells import Redaction
+from headrace.console.json_answers import body_of, caller_of
 from headrace.console.plans import STEP, Intent, Plans
 from headrace.console.problem import ProblemError, invalid, not_found
 from headrace.console.sinks import Sinks, done_by

@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from headrace.console.access import Caller
-from headrace.console.answers import body_of, caller_of
 from headrace.console.cells import Redaction
+from headrace.console.json_answers import body_of, caller_of
 from headrace.console.plans import STEP, Intent, Plans
 from headrace.console.problem import ProblemError, invalid, unavailable
 from headrace.console.reading import EventReader

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headrace.console.answering import SILENT
+from headrace.console.liveness import SILENT
 from headrace.console.waterline import STATES, consumer_state
 from headrace.suite.services import SERVICES, SINK, facts_of
 

@@ -18,8 +18,8 @@ import orjson
 from aiohttp import web
 
 from headrace.console.acts import ActsLog
-from headrace.console.answers import answer, caller_of
-from headrace.console.known import stamp
+from headrace.console.json_answers import answer, caller_of
+from headrace.console.last_known import stamp
 from headrace.console.problem import ProblemError, invalid
 from headrace.errors import HeadraceError, describe
 from headrace.metrics.counters import Counters

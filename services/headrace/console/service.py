@@ -19,7 +19,6 @@ from headrace.audit.settings import load_audit
 from headrace.console import assets, endpoints
 from headrace.console.access import Caller, Role, access_of
 from headrace.console.acts import ActsLog
-from headrace.console.answering import ANSWER_S, NO_ANSWER
 from headrace.console.audit_answers import AuditAnswers
 from headrace.console.backups import BackupAnswers
 from headrace.console.cells import Redaction
@@ -28,21 +27,22 @@ from headrace.console.endpoints import ENDLESS, ApiEndpoint, Handler
 from headrace.console.exports import Exports
 from headrace.console.guard import CALLER, Guard
 from headrace.console.identity import SignIn
-from headrace.console.known import FAILURES
 from headrace.console.lake import LakeView
+from headrace.console.last_known import FAILURES
 from headrace.console.letters import LetterActs
 from headrace.console.live import LiveRing
+from headrace.console.liveness import ANSWER_S, NO_ANSWER
 from headrace.console.operations import Operations
 from headrace.console.plans import Plans
 from headrace.console.problem import ProblemError
 from headrace.console.reading import EventReader
-from headrace.console.seen import SuiteAnswers
 from headrace.console.sessions import Sessions
 from headrace.console.sink_lsns import SinkLsns
 from headrace.console.sinks import Sinks
 from headrace.console.snapshots import SnapshotList
 from headrace.console.sql import SqlRuns
 from headrace.console.sse import Live
+from headrace.console.suite_answers import SuiteAnswers
 from headrace.console.suite_view import SuiteView
 from headrace.console.system import System
 from headrace.console.tables import Tables

@@ -18,10 +18,10 @@ from aiohttp import web
 from nats.errors import Error as NatsError
 
 from headrace.console.access import Caller
-from headrace.console.answering import SILENT
-from headrace.console.answers import answer, body_of, caller_of
 from headrace.console.cells import Redaction, event_document
-from headrace.console.known import FAILURES
+from headrace.console.json_answers import answer, body_of, caller_of
+from headrace.console.last_known import FAILURES
+from headrace.console.liveness import SILENT
 from headrace.console.plans import STEP, Intent, Plans
 from headrace.console.problem import ProblemError, invalid, not_found
 from headrace.console.reading import EventReader

@@ -12,9 +12,9 @@ from nats.aio.msg import Msg
 from nats.js.api import RawStreamMsg
 
 from headrace.console.access import Caller
-from headrace.console.answers import answer, caller_of
 from headrace.console.cells import Redaction
-from headrace.console.known import LastKnown, stamp
+from headrace.console.json_answers import answer, caller_of
+from headrace.console.last_known import LastKnown, stamp
 from headrace.console.newest import Newest
 from headrace.console.reading import EventReader
 from headrace.console.reasons import HIDDEN

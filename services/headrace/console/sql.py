@@ -25,9 +25,9 @@ from psycopg.types.string import TextLoader
 from headrace import log as logs
 from headrace.console.access import Caller
 from headrace.console.acts import ActsLog
-from headrace.console.answers import answer, body_of, caller_of
 from headrace.console.cells import Redaction, shown
-from headrace.console.known import FAILURES
+from headrace.console.json_answers import answer, body_of, caller_of
+from headrace.console.last_known import FAILURES
 from headrace.console.problem import ProblemError, invalid, not_found
 from headrace.console.search import limit_of
 from headrace.console.suite_view import SuiteView

@@ -14,9 +14,9 @@ from typing import Any
 
 from headrace.console import overview
 from headrace.console.access import Caller
-from headrace.console.answering import NO_REPORT, SILENT, judged, silent
 from headrace.console.cells import Redaction
-from headrace.console.known import LastKnown, stamp
+from headrace.console.last_known import LastKnown, stamp
+from headrace.console.liveness import NO_REPORT, SILENT, judged, silent
 from headrace.console.reasons import status_for
 from headrace.console.sink_lsns import SinkLsns
 from headrace.console.waterline import LogEnds, waterline

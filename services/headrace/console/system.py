@@ -18,10 +18,10 @@ from aiohttp import web
 from nats.js.errors import NotFoundError
 
 from headrace.audit.settings import load_audit
-from headrace.console.answers import answer, caller_of
 from headrace.console.cells import Redaction
 from headrace.console.command import output_of
-from headrace.console.known import FAILURES, stamp
+from headrace.console.json_answers import answer, caller_of
+from headrace.console.last_known import FAILURES, stamp
 from headrace.console.newest import Newest
 from headrace.console.problem import unavailable
 from headrace.console.reading import EventReader

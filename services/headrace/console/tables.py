@@ -13,7 +13,7 @@ import asyncpg
 from nats.js.errors import NoKeysError, NotFoundError
 
 from headrace.console.cells import change_sentences
-from headrace.console.known import LastKnown, stamp
+from headrace.console.last_known import LastKnown, stamp
 from headrace.console.problem import not_found
 from headrace.console.reading import EventReader
 from headrace.console.suite_view import SuiteView

@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from headrace.console.answering import SILENT
-from headrace.console.answers import answer, caller_of
 from headrace.console.cells import TEXT_CHARACTERS_MAX, Redaction, event_document
-from headrace.console.known import FAILURES, stamp
+from headrace.console.json_answers import answer, caller_of
+from headrace.console.last_known import FAILURES, stamp
+from headrace.console.liveness import SILENT
 from headrace.console.positions import missing, position_in
 from headrace.console.reading import EventReader, committed_at
 from headrace.console.sinks import Sinks

@@ -15,8 +15,8 @@ from functools import cache
 
 import pyarrow as pa
 
+from headrace.archive.file_format import ALL, RowSelection
 from headrace.archive.reader import WalReader, WalReaderOptions
-from headrace.archive.segment import ALL, RowSelection
 from headrace.lake.apply import LakeRowMissingError, apply
 from headrace.lake.batches import TableBatch, runs, since
 from headrace.lake.catalog import TableName

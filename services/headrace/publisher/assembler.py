@@ -2,8 +2,8 @@
 
 Promises: positions strictly increase; the same WAL gives the same ids and positions on every
 replay; an event is held back until it is known whether it is its transaction's last. `feed` yields
-what to publish (`PublishedEvent`) and, when everything before an LSN is complete, a `Mark`; `take`
-does so for many messages together, if that needs nothing else.
+what to publish (`PublishedEvent`) and, when everything before an LSN is complete, a `CompleteUpTo`;
+`take` does so for many messages together, if that needs nothing else.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PublishedEvent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CompleteUpTo:
     """Everything before `lsn` has been yielded; `whole`: by a transaction's end."""
 
     lsn: int
@@ -114,11 +114,11 @@ class Assembler:
         self._lsn = -1
         self._repeats: dict[str, int] = {}
         self._quick_bytes_max = payload_bytes_max - quick_events.AROUND_BYTES_MAX
-        self._taken: list[PublishedEvent | Mark] = []
+        self._taken: list[PublishedEvent | CompleteUpTo] = []
         # The catalog's facts about relations that the current message describes.
         self._now: Mapping[int, RelationNow] | None = None
         # The items that `feed` will yield next.
-        self._out: list[PublishedEvent | Mark] = []
+        self._out: list[PublishedEvent | CompleteUpTo] = []
         self._takers: dict[type, Callable[[int, Any], None]] = {
             messages.Insert: self._insert,
             messages.Update: self._update,
@@ -142,15 +142,17 @@ class Assembler:
         for head in quick_events.heads(relation_id):
             self._writers.pop(head, None)
 
-    def keepalive(self, lsn: int) -> Iterator[Mark]:
+    def keepalive(self, lsn: int) -> Iterator[CompleteUpTo]:
         """PostgreSQL reports that it has sent everything before `lsn`."""
         # Inside a transaction its LSN may be beyond changes that are still to come.
         if self.cursor.transaction is None:
-            yield Mark(lsn, whole=False)
+            yield CompleteUpTo(lsn, whole=False)
 
-    def feed(self, lsn: int, message: messages.PgoutputMessage) -> list[PublishedEvent | Mark]:
+    def feed(
+        self, lsn: int, message: messages.PgoutputMessage
+    ) -> list[PublishedEvent | CompleteUpTo]:
         """Process the next message; yields what it completes."""
-        out: list[PublishedEvent | Mark] = []
+        out: list[PublishedEvent | CompleteUpTo] = []
         self._out = out
         take = self._takers.get(type(message))
         # Types and origins contain nothing to deliver; relations come through `learn`.
@@ -174,7 +176,7 @@ class Assembler:
                 at += 1
         return at
 
-    def taken(self) -> list[PublishedEvent | Mark]:
+    def taken(self) -> list[PublishedEvent | CompleteUpTo]:
         """The items that `take` has produced since the last call."""
         taken = self._taken
         self._taken = []
@@ -207,7 +209,7 @@ class Assembler:
 
     def feed_claim(
         self, lsn: int, message: messages.LogicalMessage, now: Mapping[int, RelationNow]
-    ) -> list[PublishedEvent | Mark]:
+    ) -> list[PublishedEvent | CompleteUpTo]:
         """`feed` for such a message, with the facts of the relations that exist."""
         self._now = now
         try:
@@ -278,7 +280,7 @@ class Assembler:
         self.cursor.commit()
         if self._held is not None:
             self._out.append(self._release(last=True))
-        self._out.append(Mark(commit.end_lsn, whole=True))
+        self._out.append(CompleteUpTo(commit.end_lsn, whole=True))
 
     def _insert(self, lsn: int, message: messages.Insert) -> None:
         if (table := self._wanted(message.relation_id)) is not None:

@@ -23,7 +23,7 @@ from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
-from headrace.publisher.assembler import Mark, PublishedEvent
+from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.event_delivery import Delivery, lane_of
 from headrace.publisher.resume_point import ResumePoint
 from headrace.settings import Settings
@@ -57,7 +57,7 @@ class BatchDelivery(Delivery):
         # When the first event of the current batches came.
         self._since = 0.0
         # The last mark that the events in the batches hold back.
-        self._mark: Mark | None = None
+        self._mark: CompleteUpTo | None = None
         # Every transaction that committed before it was passed to `event`; and is in the stream, as
         # of the last flush.
         self._given_lsn = 0
@@ -83,7 +83,7 @@ class BatchDelivery(Delivery):
         # they don't come again.
         self._mark = None
 
-    async def mark(self, mark: Mark) -> None:
+    async def mark(self, mark: CompleteUpTo) -> None:
         # After a new epoch, older marks come again.
         self._given_lsn = max(self._given_lsn, mark.lsn)
         if self._batches:

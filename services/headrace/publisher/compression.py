@@ -23,7 +23,7 @@ from headrace.contract.dictionaries import Compressor
 from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
 from headrace.jetstream.provisioning import LARGE_MARGIN_S
 from headrace.jetstream.state import Cell
-from headrace.publisher.assembler import Mark, PublishedEvent
+from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.event_delivery import lane_of
 from headrace.settings import DeliveryMode, Settings
 
@@ -119,11 +119,13 @@ class Compression:
             log.warning("dictionary_missing", id=dictionary_id, reason=str(error))
             return None
 
-    async def of(self, items: list[PublishedEvent | Mark]) -> list[PublishedEvent | Mark]:
+    async def of(
+        self, items: list[PublishedEvent | CompleteUpTo]
+    ) -> list[PublishedEvent | CompleteUpTo]:
         """The same items, with row events compressed if that is wanted and helps."""
         if not self._wanted:
             return items
-        found: list[PublishedEvent | Mark] = []
+        found: list[PublishedEvent | CompleteUpTo] = []
         for item in items:
             if isinstance(item, PublishedEvent) and item.advances:
                 found.append(await self._one(item))

@@ -20,7 +20,7 @@ from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import ORIGIN, Position
 from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
-from headrace.publisher.assembler import Mark, PublishedEvent
+from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.resume_point import ResumePoint
 
@@ -124,7 +124,7 @@ class Delivery:
         for event in events:
             await self.event(event)
 
-    async def mark(self, mark: Mark) -> None:
+    async def mark(self, mark: CompleteUpTo) -> None:
         """Everything before the mark's LSN was passed to `event`."""
         # Counted with what is still held back, so that the mark waits for it too.
         self._ledger.mark(mark.lsn, self.accepted, whole=mark.whole)

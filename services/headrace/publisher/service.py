@@ -26,10 +26,10 @@ from headrace.process.recovery import follow_on
 from headrace.process.service import on_the_bus
 from headrace.publisher import run_parts
 from headrace.publisher.catalog_watch import CatalogWatch
+from headrace.publisher.change_store import StreamChangeStore
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.lag import AckLag
 from headrace.publisher.pausing import Pausing
-from headrace.publisher.sink import StreamSink
 from headrace.settings import Settings
 
 log = logs.logger("publisher")
@@ -66,7 +66,7 @@ async def _work(
             return
         doubt.begin()
         async with run_parts.opened(client, settings, scope.health.stats) as parts:
-            sink = StreamSink(scope, parts, relations, watch, lag, doubt)
+            sink = StreamChangeStore(scope, parts, relations, watch, lag, doubt)
             follower = EpochFollower(scope, settings, client, sink, SERVICE, session, parts.suite)
             try:
                 await follower.run(pausing.paused.is_set)

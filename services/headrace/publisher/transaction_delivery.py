@@ -12,7 +12,7 @@ from __future__ import annotations
 from headrace.errors import HeadraceError
 from headrace.jetstream.object_store import ObjectStore
 from headrace.metrics.counters import Counters
-from headrace.publisher.assembler import Mark, PublishedEvent
+from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.event_delivery import Delivery
 from headrace.publisher.resume_point import ResumePoint
@@ -57,7 +57,7 @@ class TransactionDelivery(Delivery):
         self._open_bytes = 0
         self._split = False
 
-    async def mark(self, mark: Mark) -> None:
+    async def mark(self, mark: CompleteUpTo) -> None:
         # Its last event may have been in the stream already, or excluded.
         if mark.whole:
             await self._close()

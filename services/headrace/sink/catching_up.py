@@ -24,10 +24,11 @@ from headrace.consumer import (
     Watermark,
     follow,
 )
+from headrace.consumer.watermark import Watermarks
 from headrace.errors import HeadraceError
 from headrace.lsn import ORIGIN, format_lsn
 from headrace.settings import Settings
-from headrace.sinks.bootstrap import Marks, TableCopies, copied_lsns
+from headrace.sinks.bootstrap import TableCopies, copied_lsns
 from headrace.sinks.configuration import SinkConfiguration
 from headrace.sinks.configuration_keys import Initial
 from headrace.sinks.control import ResetTo
@@ -66,7 +67,7 @@ class CatchingUp:
     def _source(self) -> str:
         return self.settings.source.slot
 
-    async def reset(self, to: ResetTo) -> Marks:
+    async def reset(self, to: ResetTo) -> Watermarks:
         """Forget the committed marks, and commit those of the new place."""
         if to is ResetTo.SNAPSHOT:
             marks = await self._bootstrap.begin()
@@ -82,17 +83,17 @@ class CatchingUp:
         log.warning("sink_reset", sink=self.configuration.name, to=str(to))
         return marks
 
-    async def copy(self, marks: Marks) -> None:
+    async def copy(self, marks: Watermarks) -> None:
         """Copy the tables that the marks name, as far as they are not copied yet."""
         await self._bootstrap.run(marks, self._deliver)
         self._leave_to_copies(marks)
 
-    def _leave_to_copies(self, marks: Marks) -> None:
+    def _leave_to_copies(self, marks: Watermarks) -> None:
         """Changes that committed before a table's copy are in it."""
         self.router.copied.clear()
         self.router.copied.update(copied_lsns(marks))
 
-    async def bridge(self, marks: Marks, lost: RetentionGapError) -> Marks:
+    async def bridge(self, marks: Watermarks, lost: RetentionGapError) -> Watermarks:
         """Deliver what the stream has discarded."""
         # Without a position it is unknown where to begin in the archive.
         if self.settings.archive.url and source_mark(marks, self._source) > ORIGIN:
@@ -104,7 +105,7 @@ class CatchingUp:
             return fresh
         raise LostEventsError(str(lost.args[0]))
 
-    async def _from_archive(self, marks: Marks) -> Marks:
+    async def _from_archive(self, marks: Watermarks) -> Watermarks:
         # Only this way needs what an archive needs.
         from headrace.sinks.from_archive import ArchiveRange  # noqa: PLC0415
 
@@ -133,7 +134,7 @@ class CatchingUp:
         log.info("sink_is_back_in_the_stream", sink=self.configuration.name, position=position)
         return marks
 
-    async def _replay(self, chosen: ArchiveRange, marks: Marks) -> None:
+    async def _replay(self, chosen: ArchiveRange, marks: Watermarks) -> None:
         transactions = chosen.transactions()
         while found := await asyncio.to_thread(_some, transactions):
             for transaction in found:
@@ -171,7 +172,7 @@ class CatchingUp:
             self.client, self.settings.streams, self._source, self.configuration.takes
         )
 
-    async def _deliver(self, events: Sequence[Event], marks: Marks) -> None:
+    async def _deliver(self, events: Sequence[Event], marks: Watermarks) -> None:
         """Write and commit one transaction."""
         async with asyncio.timeout(self.configuration.pace.timeout_s):
             if events:
@@ -191,7 +192,7 @@ def _some(transactions: Iterator[Transaction]) -> list[Transaction]:
     return found
 
 
-def _gap(source: str, marks: Marks, lost: RetentionGapError) -> Event:
+def _gap(source: str, marks: Watermarks, lost: RetentionGapError) -> Event:
     """A gap event of this sink: what it has not delivered is only in the copies that follow."""
     position = source_mark(marks, source)
     payload = {

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from headrace import log as logs
 from headrace.consumer import Transaction, Watermark
+from headrace.consumer.watermark import Watermarks
 from headrace.process.failpoint import failpoint
-from headrace.sinks.bootstrap import Marks
 from headrace.sinks.control import Control
 from headrace.sinks.dead_letters import DeadLetterError, DeadLetters
 from headrace.sinks.port import RefusedError, Sink
@@ -32,7 +32,7 @@ class Replay:
     router: Router
     sink: Sink
 
-    async def run(self, name: str, ids: Sequence[str], marks: Marks) -> None:
+    async def run(self, name: str, ids: Sequence[str], marks: Watermarks) -> None:
         """Deliver the records one by one; one that is refused again stays parked."""
         for record_id in ids:
             lane = _LANE + record_id
@@ -52,7 +52,7 @@ class Replay:
             await self._forget(record_id)
             marks.pop(lane, None)
 
-    async def _deliver(self, name: str, record_id: str, marks: Marks) -> bool:
+    async def _deliver(self, name: str, record_id: str, marks: Watermarks) -> bool:
         """Deliver and commit; False if the sink has not passed the record in the stream yet, so
         that it would come twice.
         """

@@ -57,7 +57,7 @@ async def system_of(state: KeyValue, source: str) -> str:
 def check(marks: Mapping[str, Watermark], system_id: str) -> None:
     """Raise an error unless the marks belong to this server, or don't say."""
     known = named_system(marks)
-    # Marks of an older version name no server; the next commit adds the name.
+    # Watermarks of an older version name no server; the next commit adds the name.
     if not known or known == system_id:
         return
     if not system_id:

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from headrace.sql import wire
-from headrace.sql.copy_text import copy_form
+from headrace.sql.copy_to_stdout import copy_form
 from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.exact_text import may_fail_in_planning
 from headrace.sql.query_tree import Node, QueryTreeError, parse_tree

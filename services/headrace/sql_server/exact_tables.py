@@ -21,7 +21,7 @@ from psycopg.errors import LockNotAvailable
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.sql.copy_lines import CopyLines, rows_query
+from headrace.sql.copy_from_stdin import CopyLines, rows_query
 from headrace.sql.exact_text import Replaced, without_schemas
 from headrace.sql.relations import LakeRelation, RelationColumn
 from headrace.sql.translation import RequiredPrivilege

@@ -19,7 +19,7 @@ import duckdb
 from headrace.contract.type_oids import NUMERIC
 from headrace.errors import HeadraceError
 from headrace.sql import wire
-from headrace.sql.copy_text import CopyForm, copy_data
+from headrace.sql.copy_to_stdout import CopyForm, copy_data
 from headrace.sql.duckdb_errors import OVERFLOWS, postgres_error
 from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.parameters import parameter_values

@@ -7,7 +7,7 @@ from typing import Final
 
 from headrace.lsn import format_lsn
 from headrace.sql import wire
-from headrace.sql.copy_text import BINARY_HEADER, BINARY_TRAILER, CopyForm, begun_with
+from headrace.sql.copy_to_stdout import BINARY_HEADER, BINARY_TRAILER, CopyForm, begun_with
 from headrace.sql.statements import Declare, Run
 from headrace.sql.wire import BINARY, TEXT, WireColumn, WireMessage
 from headrace.sql_server.held_rows import hold

@@ -28,9 +28,9 @@ from headrace.process.lifecycle import Scope
 from headrace.process.service import http_port
 from headrace.settings import Settings, SqlSettings
 from headrace.sql.builtins import QUERY, Builtins
-from headrace.sql.copies import LakeCopy
-from headrace.sql.copy_database import CopyLimits
 from headrace.sql.cut_reading import CutReader
+from headrace.sql.lake_copy import LakeCopy
+from headrace.sql.lake_copy_database import CopyLimits
 from headrace.sql.private_server import check_sql
 from headrace.sql.time_zones import read_zones_of
 from headrace.sql_server.definitions import Definitions

@@ -70,8 +70,8 @@ class Receiver:
         self.timeline = 0
         # Everything before it is stored, without a hole since this receiver began.
         self.stored = 0
-        self._told = 0
-        self._told_at = 0.0
+        self._reported_lsn = 0
+        self._reported_at = 0.0
         self._chunk_at = 0.0
         self.progressed = False
         # Stored parts of segments, until a larger piece contains them.
@@ -174,7 +174,7 @@ class Receiver:
         self.timeline = start.timeline
         # PostgreSQL sends from the segment's beginning; that much is stored already.
         self.stored = begin + len(known)
-        self._told = self.stored
+        self._reported_lsn = self.stored
         self._connection = connection
         try:
             await connection.start_log(self._settings.backup.slot, begin, start.timeline)
@@ -238,11 +238,11 @@ class Receiver:
             # `read` doesn't suspend while there is more to read: under constant load nothing would
             # be stored until two segments are full, and no health request answered.
             await asyncio.sleep(0)
-        due = time.monotonic() - self._told_at > self._settings.bus.status_interval_s
-        if wanted or due or self.stored > self._told:
-            await self._tell(connection)
+        due = time.monotonic() - self._reported_at > self._settings.bus.status_interval_s
+        if wanted or due or self.stored > self._reported_lsn:
+            await self._report_confirmed(connection)
 
-    async def _tell(self, connection: PhysicalConnection) -> None:
+    async def _report_confirmed(self, connection: PhysicalConnection) -> None:
         """Confirm what is stored: PostgreSQL may then remove it."""
         assert self._assembly is not None
         # Read once: it may grow while the message is sent.
@@ -250,8 +250,8 @@ class Receiver:
         failpoint("wal_archiver.before_status")
         await connection.status(self._assembly.received, stored)
         failpoint("wal_archiver.after_status")
-        self._told = stored
-        self._told_at = time.monotonic()
+        self._reported_lsn = stored
+        self._reported_at = time.monotonic()
 
     async def _store_on(self) -> None:
         while True:
@@ -328,4 +328,4 @@ class Receiver:
                 await wait_for(self._room, READ_WAIT_S)
                 self._chunk_at = 0.0
         if self._scope.stopping.is_set():
-            await self._tell(connection)
+            await self._report_confirmed(connection)

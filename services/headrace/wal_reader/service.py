@@ -112,8 +112,8 @@ class WalReaderService:
         # The end of what was received in this epoch, and the LSN that PostgreSQL was given as
         # confirmed. The second never exceeds what the confirmers reported (docs/adr/0005).
         self._received = 0
-        self._told = 0
-        self._told_at = 0.0
+        self._reported_lsn = 0
+        self._reported_at = 0.0
         # When the last ping was sent, and when a confirmer was last heard.
         self._pinged_at = 0.0
         self._heard_at = 0.0
@@ -127,7 +127,7 @@ class WalReaderService:
             max(0, self._settings.bus.in_flight_bytes_max - self._sender.in_flight_bytes),
         )
         stats.set("received_lsn", self._received)
-        stats.set("confirmed_lsn", self._told)
+        stats.set("confirmed_lsn", self._reported_lsn)
         stats.set("pg_connected", int(self._connection is not None))
         stats.set("epochs", self._epochs)
         stats.set("pg_reconnects", max(0, self._epochs - 1))
@@ -194,7 +194,7 @@ class WalReaderService:
         if isinstance(body, control.Restart):
             log.info("restart_requested", confirmer=body.confirmer, reason=body.reason)
             self._holding.restarted(body.confirmer, body.reason)
-            self._tell_who_holds(time.monotonic())
+            self._report_holder(time.monotonic())
         if self._sender.on_control(body, time.monotonic()) is Action.OPEN:
             self._reopen = True
         self._wake()
@@ -302,8 +302,8 @@ class WalReaderService:
         self._epochs += 1
         # From here PostgreSQL sends everything again, keepalives too: on another timeline even LSNs
         # that go back.
-        self._told = slot.confirmed_lsn
-        self._received = self._told
+        self._reported_lsn = slot.confirmed_lsn
+        self._received = self._reported_lsn
         self._scope.health.started()
         self._scope.health.unblock("postgres")
         log.info("epoch_opened", epoch=self._sender.epoch, confirmed=format_lsn(slot.confirmed_lsn))
@@ -373,7 +373,7 @@ class WalReaderService:
         # PostgreSQL asks before it ends a connection that it believes dead. Once for all messages
         # is enough.
         if reply_wanted:
-            await self._tell(connection)
+            await self._report_confirmed(connection)
 
     async def _pack_keepalive(
         self, keepalive: Keepalive, connection: ReplicationConnection
@@ -422,9 +422,9 @@ class WalReaderService:
                 "confirmer_dropped", confirmer=name, patience_s=self._settings.archive.patience_s
             )
 
-    def _tell_who_holds(self, now: float) -> None:
+    def _report_holder(self, now: float) -> None:
         """A required archive may hold the slot forever: report it where it is visible."""
-        lsn = max(self._told, self._sender.confirmed_lsn)
+        lsn = max(self._reported_lsn, self._sender.confirmed_lsn)
         held = self._holding.look(
             now, lsn, self._sender.held_by, settled=self._sender.open and self._sender.settled
         )
@@ -435,25 +435,25 @@ class WalReaderService:
 
     async def _keep_in_touch(self, connection: ReplicationConnection) -> None:
         now = time.monotonic()
-        due = now - self._told_at >= self._settings.bus.status_interval_s
-        if due or self._sender.confirmed_lsn - self._told >= STATUS_BYTES_MAX:
-            await self._tell(connection)
+        due = now - self._reported_at >= self._settings.bus.status_interval_s
+        if due or self._sender.confirmed_lsn - self._reported_lsn >= STATUS_BYTES_MAX:
+            await self._report_confirmed(connection)
         if now - self._pinged_at >= PING_INTERVAL_S and self._client.is_connected:
             self._pinged_at = now
             self._let_go_of_the_late()
-            self._tell_who_holds(now)
+            self._report_holder(now)
             await self._client.publish(self._frames, self._sender.ping())
 
-    async def _tell(self, connection: ReplicationConnection) -> None:
+    async def _report_confirmed(self, connection: ReplicationConnection) -> None:
         """Confirm to PostgreSQL what the confirmers have made durable, and nothing else."""
         # Never backward: between two epochs the confirmed LSN is 0, which means unknown.
-        self._told = max(self._told, self._sender.confirmed_lsn)
-        self._told_at = time.monotonic()
+        self._reported_lsn = max(self._reported_lsn, self._sender.confirmed_lsn)
+        self._reported_at = time.monotonic()
         failpoint("wal_reader.before_status")
         await connection.status(
             # The received LSN is only for monitoring; the second one lets PostgreSQL remove WAL.
-            max(self._received, self._told),
-            self._told,
+            max(self._received, self._reported_lsn),
+            self._reported_lsn,
             answer=self._silence.ask(),
         )
         failpoint("wal_reader.after_status")
@@ -471,5 +471,7 @@ class WalReaderService:
                 # frames are replayed.
                 if time.monotonic() - self._heard_at > SILENT_CONFIRMER_S:
                     break
-        await self._tell(connection)
-        log.info("slot_left", confirmed=format_lsn(self._told), settled=self._sender.settled)
+        await self._report_confirmed(connection)
+        log.info(
+            "slot_left", confirmed=format_lsn(self._reported_lsn), settled=self._sender.settled
+        )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.lake import copy_again, keep
-from headrace.cli.lake.opened import Lake, opened
+from headrace.cli.lake import copy_again, upkeep
+from headrace.cli.lake.selection import Lake, opened
 from headrace.testing.s3 import S3Server
 from headrace.testing.suite import Suite
 from tests.oracle.lake import ForeignLake, QueriedBucket
@@ -97,9 +97,9 @@ async def test_upkeep_by_hand_beside_a_busy_lake_writer_loses_nothing(
 
     def by_hand(lake: Lake) -> None:
         copy_again.copy_again(lake, "account_3", 60, wait=True, as_json=True)
-        keep.compact_all(lake, as_json=True)
-        keep.expire(lake, 2, None, as_json=True)
-        keep.orphans(lake, None, remove=True, as_json=True)
+        upkeep.compact_all(lake, as_json=True)
+        upkeep.expire(lake, 2, None, as_json=True)
+        upkeep.orphans(lake, None, remove=True, as_json=True)
 
     def commands() -> None:
         with opened(None, None) as lake:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.cli.lake import verify
-from headrace.cli.lake.opened import opened
+from headrace.cli.lake.selection import opened
 from headrace.testing.suite import Suite
 from headrace.testing.value_cases import ARRAYS, CASES
 from tests.oracle.lake import ForeignLake

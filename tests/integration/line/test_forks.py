@@ -32,10 +32,10 @@ from headrace.postgres.facts import TableFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
 from headrace.publisher import run_parts
+from headrace.publisher.change_store import StreamChangeStore
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.lag import AckLag
 from headrace.publisher.resume_point import SourceDivergedError
-from headrace.publisher.sink import StreamSink
 from headrace.settings import load
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
@@ -144,7 +144,7 @@ async def following(
     async def follow() -> None:
         async with run_parts.opened(client, settings, stats) as parts:
             lag, doubt = AckLag(stats, scope.health.traces), Doubt(lambda: None)
-            sink = StreamSink(scope, parts, catalog, watch, lag, doubt)  # type: ignore[arg-type]  # as much as it takes
+            sink = StreamChangeStore(scope, parts, catalog, watch, lag, doubt)  # type: ignore[arg-type]  # as much as it takes
             await EpochFollower(
                 scope, settings, client, sink, "publisher", "session", parts.suite
             ).run()

@@ -25,7 +25,7 @@ from headrace.mirror.target import (
     CreateTable,
     DeleteRow,
     InsertRows,
-    RemoveMarked,
+    RemoveSoftDeleted,
     RowMissingError,
     Step,
     TruncateTable,
@@ -372,7 +372,7 @@ async def test_deleted_rows_that_stay_are_no_rows_of_the_source(pair: Pair) -> N
     steps: list[Step] = [*_items(*range(20), table=soft)]
     steps += [UpdateRow(soft, {"id": number, "gone": None}, deleted) for number in (1, 2)]
     # The first comes back, with another value, and is changed.
-    steps += [RemoveMarked(soft, [{"id": 1}]), *_items(1, table=soft)]
+    steps += [RemoveSoftDeleted(soft, [{"id": 1}]), *_items(1, table=soft)]
     steps.append(UpdateRow(soft, {"id": 1, "gone": None}, {"id": 1, "u": 100}))
     await pair.commit(steps)
     query = "SELECT id, u, gone IS NOT NULL FROM app.item WHERE id < 4 ORDER BY id"

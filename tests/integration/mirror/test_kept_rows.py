@@ -15,23 +15,23 @@ import msgpack
 import pytest
 
 from headrace.consumer.event import Event, of_message
+from headrace.mirror.event_steps import Resync, coalesced, row_steps
 from headrace.mirror.history import copied
 from headrace.mirror.mirror_state import Book
-from headrace.mirror.plan import Resync, coalesced, row_steps
 from headrace.mirror.rules import TableRules
 from headrace.mirror.table import BootstrapRun, Column, Phase, Table, TableState
 from headrace.mirror.target import (
     CreateTable,
     InsertRows,
     ReadableTarget,
-    RemoveMarked,
+    RemoveSoftDeleted,
     RowMissingError,
     Step,
     target_of,
 )
 from headrace.testing.database import fresh_database
 from headrace.testing.names import Names
-from headrace.verify.marked import count_marked, unmarked
+from headrace.verify.soft_deleted import count_marked, unmarked
 from tests.support.memory_target import Memory
 
 MARK = 'Dele"ted %s ü'
@@ -213,7 +213,7 @@ async def test_a_new_copy_keeps_marked_rows_that_the_source_does_not_have_again(
 def test_inserts_of_a_run_stay_one_statement() -> None:
     events = [event("INSERT", 1, {"id": n, "t": "a"}) for n in range(3)]
     removal, insert = steps_of(KEYED, *events)
-    assert isinstance(removal, RemoveMarked)
+    assert isinstance(removal, RemoveSoftDeleted)
     assert isinstance(insert, InsertRows)
     assert [row["id"] for row in insert.rows] == [row["id"] for row in removal.rows] == [0, 1, 2]
 

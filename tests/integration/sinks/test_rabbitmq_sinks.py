@@ -121,7 +121,7 @@ async def test_after_a_crash_records_are_left_out_by_their_id_in_any_order(place
     assert await sink.open() == marks(first)
     mixed = [inserts(lsn, 1, router=place.router) for lsn in (25, 30, 20, 35)]
     await sink.write(mixed[:2])
-    # Marks between records that are stored already.
+    # Watermarks between records that are stored already.
     await sink.commit(marks(mixed[1]))
     await sink.close()
     sink = place.stream()

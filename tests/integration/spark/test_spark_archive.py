@@ -15,10 +15,10 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from headrace.archive import segment
+from headrace.archive import file_format
 from headrace.archive.columns import SCHEMA
 from headrace.archive.layout import file_name
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.store import Store
 from headrace.lsn import Position
 from tests.support.archive_maker import Maker
@@ -190,10 +190,10 @@ def write_state(url: str) -> None:
     """One file of changes that a table is folded from."""
     rows = pa.Table.from_pylist(list(CHANGES), pa.schema(SCHEMA))
     last = Position(100 + (len(CHANGES) - 1) // 3, (len(CHANGES) - 1) % 3)
-    info = SegmentInfo(
+    info = WalFileInfo(
         1, "s", 1, "w", "headrace", "db", "1", 1, 1, 200, len(CHANGES), Position(100, 0), last
     )
-    data, _ = segment.encode(rows, info)
+    data, _ = file_format.encode(rows, info)
     Store(url).put_new(file_name(1), data)
 
 

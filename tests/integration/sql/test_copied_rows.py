@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.sql import wire
-from headrace.sql.copy_text import BINARY_HEADER, BINARY_TRAILER, begun_with, copy_form
+from headrace.sql.copy_to_stdout import BINARY_HEADER, BINARY_TRAILER, begun_with, copy_form
 from headrace.sql.result_rows import RowMessages
 from headrace.sql.storage_types import TEXT_OID
 from headrace.sql.wire import WireColumn

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.lake.catalog import TableName
-from headrace.sql.copy_lines import CopyLines, rows_query
+from headrace.sql.copy_from_stdin import CopyLines, rows_query
 from headrace.sql.errors import NotProvenEqualError
 from headrace.testing.database import Database
 from headrace.testing.value_cases import ARRAYS, CASES, TEXT, Case

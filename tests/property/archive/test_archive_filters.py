@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.archive import segment
+from headrace.archive import file_format
 from headrace.archive.columns import SCHEMA, entries
 from headrace.archive.entry import RowEntry
-from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import ALL, RowSelection
+from headrace.archive.file_format import ALL, RowSelection
+from headrace.archive.metadata import WalFileInfo
 from headrace.lsn import ORIGIN
 
 spark = pytest.importorskip("pyspark.sql.datasource", reason="needs headrace[spark]")
@@ -77,17 +77,17 @@ def test_a_row_that_every_filter_wants_is_read(
     rows: list[dict[str, object]], asked: list[Any], group: int
 ) -> None:
     table = pa.Table.from_pylist(rows, SCHEMA)
-    writer = segment.SegmentWriter()
+    writer = file_format.WalFileEncoder()
     for first in range(0, len(rows), group):
         writer.add(table.slice(first, group))
     data, _ = writer.finish(
-        SegmentInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, len(rows), ORIGIN, ORIGIN)
+        WalFileInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, len(rows), ORIGIN, ORIGIN)
     )
-    every = [entry for batch in segment.batches(data, ALL) for entry in entries(batch)]
+    every = [entry for batch in file_format.batches(data, ALL) for entry in entries(batch)]
     due = [entry.position for entry in every if all(wants(each, entry) for each in asked)]
     selection = narrowed(RowSelection(), [*asked, spark.Not(spark.EqualTo(("table",), "items"))])
     read = [
-        entry.position for batch in segment.batches(data, selection) for entry in entries(batch)
+        entry.position for batch in file_format.batches(data, selection) for entry in entries(batch)
     ]
     assert set(due) <= set(read)
     assert read == sorted(read)

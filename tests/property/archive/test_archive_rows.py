@@ -11,10 +11,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.archive import segment
+from headrace.archive import file_format
 from headrace.archive.columns import GROUP_ROWS, entries
-from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import SegmentWriter
+from headrace.archive.file_format import WalFileEncoder
+from headrace.archive.metadata import WalFileInfo
 from headrace.archiver.archived_table import OPTIONS, ArchivedTable, text
 from headrace.archiver.builder import GROUP_BYTES_MAX, Begun, Builder, Limits
 from headrace.confirming.relation_shape import RelationShape
@@ -25,7 +25,7 @@ from headrace.pgoutput.decoder import decode
 from headrace.postgres.facts import TableFacts
 
 TEXT, NUMERIC = 25, 1700
-INFO = SegmentInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
+INFO = WalFileInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
 _TYPES = {
     type_oids.INT8: st.integers(-(2**63), 2**63 - 1).map(lambda n: str(n).encode()),
     type_oids.BOOL: st.sampled_from([b"t", b"f"]),
@@ -155,7 +155,7 @@ def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
             messages.Commit(0, number * 100, number * 100 + 8, 0),
         ]
     whole, cut = (Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20)) for _ in range(2))
-    writer = SegmentWriter()
+    writer = WalFileEncoder()
     for builder in (whole, cut):
         builder.learn(table)
         for message in (*alone, *inserts):
@@ -167,7 +167,7 @@ def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
     found, info = writer.finish(INFO)
     assert info.checksum_bytes < len(found)
     due_rows = [entry for batch in due.rest.to_batches() for entry in entries(batch)]
-    assert [entry for batch in segment.batches(found) for entry in entries(batch)] == due_rows
+    assert [entry for batch in file_format.batches(found) for entry in entries(batch)] == due_rows
     assert replace(sealed, rest=due.rest) == due
     assert sealed.rows == len(due_rows)
 

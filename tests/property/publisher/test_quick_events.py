@@ -13,7 +13,7 @@ from headrace.contract.values import Encoding, ValueOptions
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Relation, RelationColumn
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, Mark, PublishedEvent
+from headrace.publisher.assembler import Assembler, CompleteUpTo, PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
 RELATIONS = (16_385, 0xFFFF_FFFE)
@@ -97,15 +97,17 @@ def assembler(columns: Columns, hidden: frozenset[str], encoding: Encoding) -> A
     return made
 
 
-def fed(made: Assembler, entries: list[Entry]) -> list[PublishedEvent | Mark]:
-    items: list[PublishedEvent | Mark] = []
+def fed(made: Assembler, entries: list[Entry]) -> list[PublishedEvent | CompleteUpTo]:
+    items: list[PublishedEvent | CompleteUpTo] = []
     for lsn, data in entries:
         items += made.feed(lsn, decode(data)) if data else made.keepalive(lsn)
     return items
 
 
-def taken(made: Assembler, entries: list[Entry], cuts: list[int]) -> list[PublishedEvent | Mark]:
-    items: list[PublishedEvent | Mark] = []
+def taken(
+    made: Assembler, entries: list[Entry], cuts: list[int]
+) -> list[PublishedEvent | CompleteUpTo]:
+    items: list[PublishedEvent | CompleteUpTo] = []
     for start, end in zip([0, *cuts], [*cuts, len(entries)], strict=True):
         assert made.take(entries[:end], start) == max(start, end)
         items += made.taken()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from headrace.archive import collect as collecting
-from headrace.archive import layout, segment
+from headrace.archive import file_format, layout
 from headrace.archive.bases import BasePart, BaseRecord, Bases, checksum, decode, encode
 from headrace.archive.errors import BaseDamagedError, BaseMissingError, FileTakenError
 from headrace.archive.layout import file_id, file_name
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.registry import register
 from headrace.lsn import Position
 from tests.support.archive_maker import Maker, rows, table_info
@@ -59,7 +59,7 @@ def based(made: Maker, number: int, next_id: int, days: float, table: str = "ord
 
 def with_rows(made: Maker) -> BaseRecord:
     """A base with a part of twenty rows."""
-    info = SegmentInfo(
+    info = WalFileInfo(
         id=1,
         archive="base",
         epoch=0,
@@ -75,7 +75,7 @@ def with_rows(made: Maker) -> BaseRecord:
         last=Position(200, 9),
         tables=(table_info("orders"), table_info("items")),
     )
-    data, _ = segment.encode(rows(0, 20), info)
+    data, _ = file_format.encode(rows(0, 20), info)
     name = layout.base_part("one", "attempt", 1)
     made.store.put_new(name, data)
     part = BasePart(name, 20, len(data), checksum(data))

@@ -29,7 +29,7 @@ from headrace.archive import (
     WalFileMissingError,
     WalReader,
     WalReaderOptions,
-    segment,
+    file_format,
 )
 from headrace.archive.layout import file_name
 from headrace.archive.registry import register
@@ -337,15 +337,15 @@ def test_an_archive_from_before_footers_had_checksums_is_read(made: Maker) -> No
     due = by_pyarrow(made)
     for file_id in range(1, FILES + 1):
         data = place(made, file_id).read_bytes()
-        need = segment.footer_bytes(data)
+        need = file_format.footer_bytes(data)
         footer = data[-need:].replace(b'"footer_checksum":true ', b"")
         # The footer says that there is a checksum: as long as it does, a missing one is
         # damage.
-        place(made, file_id).write_bytes(data[: -need - segment.SEAL_BYTES] + footer)
+        place(made, file_id).write_bytes(data[: -need - file_format.SEAL_BYTES] + footer)
         with pytest.raises(WalFileCorruptError, match="lost its checksum"):
             WalReader(made.url).get(file_id)
         place(made, file_id).write_bytes(
-            data[: -need - segment.SEAL_BYTES]
+            data[: -need - file_format.SEAL_BYTES]
             + footer.replace(b'"footer_checksum":true', b'"footer_checksum":null')
         )
     assert list(by_following(made, wait=False)) == due

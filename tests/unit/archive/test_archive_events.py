@@ -12,13 +12,13 @@ import pytest
 
 from headrace.archive.entry import RowEntry, RowKind
 from headrace.archive.errors import ArchiveError, WalFileCorruptError
-from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo, decode, encode
+from headrace.archive.metadata import ColumnInfo, TableInfo, WalFileInfo, decode, encode
 from headrace.archive.payloads import Payloads, members
 from headrace.lsn import ORIGIN, Gap, Position
 
 COLUMNS = (ColumnInfo("id", 20, -1, "bigint", True), ColumnInfo("a", 25, -1, "text", False))
 TABLE = TableInfo("public", "t", 7, 1, ("id",), COLUMNS)
-INFO = SegmentInfo(
+INFO = WalFileInfo(
     3, "a", 1, "w", "src", "d", "1", 1, 1, 999, 0, ORIGIN, Position(900, 0), tables=(TABLE,)
 )
 
@@ -42,11 +42,11 @@ def row(operation: str = "insert", lsn: int = 50, ordinal: int = 0, **fields: An
     return RowEntry(**{**known, **fields})
 
 
-def events(*rows: RowEntry, info: SegmentInfo = INFO, made: Payloads | None = None) -> list[Any]:
+def events(*rows: RowEntry, info: WalFileInfo = INFO, made: Payloads | None = None) -> list[Any]:
     return list((made or Payloads()).of((info, one) for one in rows))
 
 
-def bodies(*rows: RowEntry, info: SegmentInfo = INFO) -> list[dict[str, Any]]:
+def bodies(*rows: RowEntry, info: WalFileInfo = INFO) -> list[dict[str, Any]]:
     return [json.loads(one.payload) for one in events(*rows, info=info)]
 
 

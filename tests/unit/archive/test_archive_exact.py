@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from headrace.archive import segment
+from headrace.archive import file_format
 from headrace.archive.columns import completed, entries
 from headrace.archive.entry import RowEntry
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.file_format import WalFileEncoder
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.payloads import Payloads
-from headrace.archive.segment import SegmentWriter
 from headrace.archiver.archived_table import OPTIONS, ArchivedTable
 from headrace.archiver.builder import Begun, Builder, Limits
 from headrace.confirming.relation_shape import RelationShape
@@ -25,7 +25,7 @@ from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
-INFO = SegmentInfo(1, "a", 1, "w", "headrace", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
+INFO = WalFileInfo(1, "a", 1, "w", "headrace", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
 RELATION = messages.Relation(
     7,
     "public",
@@ -54,15 +54,15 @@ def changes() -> list[messages.PgoutputMessage]:
     return made
 
 
-def archived() -> tuple[SegmentInfo, list[RowEntry]]:
-    builder, writer = Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20)), SegmentWriter()
+def archived() -> tuple[WalFileInfo, list[RowEntry]]:
+    builder, writer = Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20)), WalFileEncoder()
     builder.learn(ArchivedTable.of(RelationShape.of(RELATION, TableFacts(), OPTIONS)))
     for message in (messages.Begin(99, 0, 7), *changes(), messages.Commit(0, 99, 100, 0)):
         builder.feed(9, message)
     sealed = builder.seal()
     writer.add(sealed.rest)
     data, info = writer.finish(replace(INFO, tables=sealed.tables))
-    return info, [entry for batch in segment.batches(data) for entry in entries(batch)]
+    return info, [entry for batch in file_format.batches(data) for entry in entries(batch)]
 
 
 def streamed(encoding: Encoding) -> list[dict[str, object]]:

@@ -19,9 +19,9 @@ from headrace.archive import (
     WalReaderOptions,
     read_protocol,
 )
+from headrace.archive.file_format import RowSelection
 from headrace.archive.layout import file_name
 from headrace.archive.read_protocol import Seen
-from headrace.archive.segment import RowSelection
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Request
 from headrace.lsn import Position
 from tests.support.archive_maker import Maker

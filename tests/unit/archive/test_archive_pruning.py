@@ -17,12 +17,12 @@ from headrace.archive import (
     WalFileCorruptError,
     WalReader,
     WalReaderOptions,
-    segment,
+    file_format,
 )
 from headrace.archive.columns import GROUP_ROWS
+from headrace.archive.file_format import RowSelection
 from headrace.archive.layout import file_name
-from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import RowSelection
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.store import Store
 from headrace.lsn import Position
 from tests.support.archive_maker import Maker, rows, table_info
@@ -41,11 +41,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     names = pa.array(["orders"] * cut + ["items"] * (ROWS - cut))
     made = made.set_column(made.schema.get_field_index("table"), made.schema.field("table"), names)
     last = Position(ROWS // 10 * 100, 9)
-    info = SegmentInfo(
+    info = WalFileInfo(
         1, "a", 1, "w", "headrace", "db", "1", 1, 1, last.lsn + 1, ROWS, Position(100, 0), last
     )
     tables = (table_info("items"), table_info("orders"))
-    data, _ = segment.encode(
+    data, _ = file_format.encode(
         made, replace(info, time_us=(ROWS // 10 - 1) * 86_400_000_000, tables=tables)
     )
     Store(f"file://{folder}").put_new(file_name(1), data)
@@ -112,8 +112,8 @@ def test_columns_that_are_not_wanted_are_not_decoded(url: str) -> None:
 
 def test_a_part_of_a_file_is_held_to_its_own_checksum(url: str, tmp_path: Path) -> None:
     data = bytearray(Path(url.removeprefix("file://"), file_name(1)).read_bytes())
-    last = segment.groups(
-        segment.footer_of(bytes(data)), RowSelection(after=((ROWS // 10 - 10) * 100, 0))
+    last = file_format.groups(
+        file_format.footer_of(bytes(data)), RowSelection(after=((ROWS // 10 - 10) * 100, 0))
     )
     assert last.wanted == (GROUPS - 1,)
     data[(last.start + last.stop) // 2] ^= 1
@@ -129,12 +129,12 @@ def test_a_part_of_a_file_is_held_to_its_own_checksum(url: str, tmp_path: Path) 
 
 
 def test_a_flipped_bit_is_found_wherever_it_is_in_a_part_that_is_read_alone(tmp_path: Path) -> None:
-    writer = segment.SegmentWriter()
+    writer = file_format.WalFileEncoder()
     for first in range(0, 800, 200):
         writer.add(rows(first, 200))
     last = Position(8000, 9)
     data, info = writer.finish(
-        SegmentInfo(1, "a", 1, "w", "headrace", "db", "1", 1, 1, 8001, 800, Position(100, 0), last)
+        WalFileInfo(1, "a", 1, "w", "headrace", "db", "1", 1, 1, 8001, 800, Position(100, 0), last)
     )
     options, path = replace(OPTIONS, tail_bytes=8000), tmp_path / file_name(1)
     path.write_bytes(data)

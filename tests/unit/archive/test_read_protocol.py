@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from headrace.archive import read_protocol, segment
+from headrace.archive import file_format, read_protocol
 from headrace.archive.errors import (
     ArchiveError,
     WalFileCollectedError,
     WalFileCorruptError,
     WalFileMissingError,
 )
+from headrace.archive.file_format import ALL, RowSelection
 from headrace.archive.layout import file_name
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.read_protocol import (
     Content,
     ListedFile,
@@ -30,7 +31,6 @@ from headrace.archive.read_protocol import (
     T,
     WalReaderOptions,
 )
-from headrace.archive.segment import ALL, RowSelection
 from headrace.archive.store import ByteRange, Fetched, Get, Head, Names, ObjectMetadata, Wait
 from headrace.lsn import Gap, Position
 from tests.support.archive_maker import DAY_US, rows, table_info
@@ -42,12 +42,12 @@ OPTIONS = WalReaderOptions()
 def made(file_id: int, groups: int = 1, size: int = 10) -> bytes:
     """A file of transactions of ten rows each."""
     first = (file_id - 1) * groups * size
-    writer = segment.SegmentWriter()
+    writer = file_format.WalFileEncoder()
     for number in range(groups):
         writer.add(rows(first + number * size, size))
     count = groups * size
     last = first + count - 1
-    info = SegmentInfo(
+    info = WalFileInfo(
         file_id,
         "a",
         1,
@@ -124,7 +124,7 @@ def test_an_existing_file_costs_one_request() -> None:
 def test_a_footer_that_is_longer_than_the_tail_is_fetched_once_more() -> None:
     store = Objects(1)
     data = store.data[file_name(1)]
-    need = segment.footer_bytes(data) + segment.SEAL_BYTES
+    need = file_format.footer_bytes(data) + file_format.SEAL_BYTES
     for tail, requests in ((need, 1), (need - 1, 2), (8, 2)):
         store.asked.clear()
         opened = open_one(store, 1, options=replace(OPTIONS, tail_bytes=tail))
@@ -339,7 +339,7 @@ def content_of(
     if more.pop("older", False):
         opened = replace(opened, info=replace(opened.info, page_checksums=False))
     store.asked.clear()
-    chosen = segment.groups(opened.footer, selection, opened.info)
+    chosen = file_format.groups(opened.footer, selection, opened.info)
     steps = read_protocol.content(opened, chosen, replace(options, **more), Seen())
     return store.run(steps), store.asked
 
@@ -358,7 +358,7 @@ def test_a_part_of_a_file_is_fetched_where_that_is_the_smaller_one() -> None:
     data = store.data[file_name(1)]
     last = RowSelection(after=(30_100, 0))
     found, asked = content_of(store, last)
-    info = segment.info_of(segment.footer_of(data))
+    info = file_format.info_of(file_format.footer_of(data))
     start, stop, _ = info.groups[3]
     assert asked == [ByteRange(file_name(1), start, stop)]
     assert (found.whole, found.wanted) == (False, (3,))
@@ -384,12 +384,12 @@ def test_a_file_that_is_gone_when_its_rows_are_fetched_is_reported(
     options = replace(OPTIONS, tail_bytes=6000)
     opened = open_one(store, 1, options=options)
     store.data.clear()
-    chosen = segment.groups(opened.footer, selection, opened.info)
+    chosen = file_format.groups(opened.footer, selection, opened.info)
     with pytest.raises(ArchiveError, match="file 1"):
         store.run(read_protocol.content(opened, chosen, options, Seen(highest=1)))
 
 
-INFO = segment.info_of(segment.footer_of(made(3)))
+INFO = file_format.info_of(file_format.footer_of(made(3)))
 
 
 @pytest.mark.parametrize(

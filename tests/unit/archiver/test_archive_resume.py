@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from headrace.archive import segment
+from headrace.archive import file_format
 from headrace.archive.errors import ArchiveError, WalFileCorruptError
 from headrace.archive.layout import file_name
 from headrace.archive.mark import ArchiveMark
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.store import Get, Names, ObjectMetadata, Request, Store
 from headrace.archiver import resume_point as resuming
 from headrace.archiver.builder import Begun
@@ -36,7 +36,7 @@ def made(tmp_path: Path) -> Maker:
     return Maker.with_files(tmp_path, 3)
 
 
-def info(made: Maker) -> SegmentInfo:
+def info(made: Maker) -> WalFileInfo:
     assert made.info is not None
     return made.info
 
@@ -92,7 +92,7 @@ def test_a_footer_that_does_not_fit_the_first_request_is_fetched_with_its_file(
 ) -> None:
     name = file_name(3)
     data = Path(made.url.removeprefix("file://"), name).read_bytes()
-    need = segment.footer_bytes(data) + segment.SEAL_BYTES
+    need = file_format.footer_bytes(data) + file_format.SEAL_BYTES
     for size, requests in ((need, 1), (need - 1, 2)):
         monkeypatch.setattr(resuming, "_TAIL_BYTES", size)
         store = Watched(made.url)

@@ -11,7 +11,7 @@ from headrace.backup.expiry import expired, remove
 from headrace.backup.layout import LogPiece
 from headrace.backup.record import BackupRecord
 from headrace.backup.store import BackupStore
-from headrace.cli.backup.take import BackupSchedule
+from headrace.cli.backup.now import BackupSchedule
 
 SIZE = 16 << 20
 

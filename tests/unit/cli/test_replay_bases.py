@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive import segment
+from headrace.archive import file_format
 from headrace.archive.bases import BasePart, BaseRecord, Bases, checksum
 from headrace.archive.layout import base_part, file_name
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.cli.archive.replay import into_database
 from headrace.cli.archive.replay_range import ReplayRange, ReplayRun
 from headrace.consumer import Watermark
@@ -39,7 +39,7 @@ def based(made: Maker, table: str, lsn: int, next_id: int, firsts: Sequence[int]
     """A base with a part for each ten rows."""
     parts = []
     for number, first in enumerate(firsts, 1):
-        info = SegmentInfo(
+        info = WalFileInfo(
             id=number,
             archive="base",
             epoch=0,
@@ -55,7 +55,7 @@ def based(made: Maker, table: str, lsn: int, next_id: int, firsts: Sequence[int]
             last=Position(first * 10 + 100, 9),
             tables=(table_info(table),),
         )
-        data, _ = segment.encode(rows(first, 10), info)
+        data, _ = file_format.encode(rows(first, 10), info)
         name = base_part(f"{table}-{lsn}", "attempt", number)
         made.store.put_new(name, data)
         parts.append(BasePart(name, 10, len(data), checksum(data)))

@@ -14,8 +14,8 @@ import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from headrace.archiver.archived_table import OPTIONS
+from headrace.archiver.change_store import ArchiveChangeStore
 from headrace.archiver.resume_point import ArchiveEnd
-from headrace.archiver.sink import ArchiveSink
 from headrace.bus import control
 from headrace.bus.control import Confirm
 from headrace.bus.frame import Opening
@@ -31,12 +31,12 @@ from headrace.postgres.relation_facts import RelationFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
 from headrace.publisher.assembler import Assembler, PublishedEvent
+from headrace.publisher.change_store import StreamChangeStore
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.event_delivery import Delivery
 from headrace.publisher.lag import AckLag
 from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.publisher.schema_book import SchemaBook
-from headrace.publisher.sink import StreamSink
 from headrace.settings import Settings, load
 
 TABLE, TEXT = 16384, 25
@@ -212,7 +212,7 @@ async def test_the_archiver_stores_no_row_in_the_shape_before_one_that_a_stop_le
     scope: Scope, settings: Settings
 ) -> None:
     relations, files = Relations(settings, "test", OPTIONS), Files()
-    sink = ArchiveSink(scope, settings, relations, SimpleNamespace(), files)  # type: ignore[arg-type]  # nothing is parked
+    sink = ArchiveChangeStore(scope, settings, relations, SimpleNamespace(), files)  # type: ignore[arg-type]  # nothing is parked
     confirmed = await followed(scope, settings, sink, "archiver")
     assert [text and str(text) for text in files.rows] == ['{"was":"a"}', '{"was":"b"}']
     assert max(confirmed) == FIRST_END
@@ -242,7 +242,7 @@ async def test_the_publisher_publishes_no_row_in_the_shape_before_one_that_a_sto
     )
     watch = SimpleNamespace(due=lambda *_: None)
     lag, doubt = AckLag(stats, scope.health.traces), Doubt(lambda: None)
-    sink = StreamSink(scope, line, relations, watch, lag, doubt)  # type: ignore[arg-type]  # as much as it takes
+    sink = StreamChangeStore(scope, line, relations, watch, lag, doubt)  # type: ignore[arg-type]  # as much as it takes
     confirmed = await followed(scope, settings, sink, "publisher")
     rows = [
         events.decode(message.payload)["data"]

@@ -10,7 +10,7 @@ from headrace.contract.schemas import renamed
 from headrace.contract.selection import Selection
 from headrace.contract.table_patterns import listed, names_table, table_of
 from headrace.errors import SettingError
-from headrace.mirror.plan import Gone, gone
+from headrace.mirror.event_steps import Gone, gone
 from headrace.settings import load
 
 

@@ -22,7 +22,7 @@ def at(lsn: int) -> Position:
 
 
 def read(payload: bytes, headers: dict[str, str]) -> TailMark | None:
-    """Marks of the source `a`, from messages that are written by `store`."""
+    """Watermarks of the source `a`, from messages that are written by `store`."""
     body = json.loads(payload)
     if body["source"] != "a":
         return None

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from headrace.mirror.plan import Resync, reshaped
-from headrace.mirror.planned import planned
+from headrace.mirror.event_steps import Resync, reshaped
 from headrace.mirror.rules import (
     PLAIN,
     CopyRules,
@@ -18,6 +17,7 @@ from headrace.mirror.rules import (
 )
 from headrace.mirror.table import Column, Phase, Table, TableState
 from headrace.mirror.target import AlterTable, SamePlaceError
+from headrace.mirror.target_tables import planned
 
 ID = Column("id", "integer")
 NAME = Column("name", "text")

@@ -12,6 +12,7 @@ from headrace.consumer import Watermark
 from headrace.consumer.event import Event, of_message
 from headrace.contract.exact import ExactText
 from headrace.lsn import Position
+from headrace.mirror.event_steps import Gone, Resync, gone, reshaped, row_steps, shape
 from headrace.mirror.mirror_state import (
     STALE,
     Book,
@@ -22,7 +23,6 @@ from headrace.mirror.mirror_state import (
     seen_by,
     tables_of,
 )
-from headrace.mirror.plan import Gone, Resync, gone, reshaped, row_steps, shape
 from headrace.mirror.table import BootstrapRun, Column, Phase, Table, TableState
 from headrace.mirror.target import (
     AlterTable,

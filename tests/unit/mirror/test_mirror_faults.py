@@ -12,7 +12,7 @@ from headrace.consumer.event import Event, of_message
 from headrace.jetstream.object_store import ObjectStore
 from headrace.mirror import follower
 from headrace.mirror.changes import outdated, staged_steps
-from headrace.mirror.plan import Resync
+from headrace.mirror.event_steps import Resync
 from headrace.mirror.snapshots import SnapshotError, Snapshots, StoredSnapshot
 from headrace.mirror.table import BootstrapRun, Column, Phase, Table
 from headrace.mirror.target import AlterTable, InsertRows

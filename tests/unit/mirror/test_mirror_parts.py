@@ -11,7 +11,7 @@ from headrace.consumer.event import Event, of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.errors import SettingError
-from headrace.mirror.plan import Gone, Resync, coalesced, gone, reshaped, row_steps, shape
+from headrace.mirror.event_steps import Gone, Resync, coalesced, gone, reshaped, row_steps, shape
 from headrace.mirror.table import BootstrapRun, Column, Phase, Table, TableState
 from headrace.mirror.target import (
     AlterTable,

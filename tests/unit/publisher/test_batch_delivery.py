@@ -17,7 +17,7 @@ from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
 from headrace.publisher import batch_delivery
-from headrace.publisher.assembler import Mark, PublishedEvent
+from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.batch_delivery import BatchDelivery
 from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.settings import load
@@ -135,7 +135,7 @@ async def test_a_flush_sends_the_arrays_of_all_tables_and_the_last_carries_the_f
     taken = delivery(pipe)
     for at, table in ((1, "a"), (2, "b"), (3, "a")):
         await taken.event(event(at, table))
-    await taken.mark(Mark(40, whole=True))
+    await taken.mark(CompleteUpTo(40, whole=True))
     assert (taken.waiting, taken.confirmable()) == (True, 0)
     await taken.flush()
     assert pipe.arrays() == [("cdc.a.batch", [1, 3]), ("cdc.b.batch", [2])]
@@ -150,10 +150,10 @@ async def test_a_flush_sends_the_arrays_of_all_tables_and_the_last_carries_the_f
 async def test_an_older_mark_after_a_new_beginning_takes_nothing_back() -> None:
     pipe = Written()
     taken = delivery(pipe)
-    await taken.mark(Mark(40, whole=True))
+    await taken.mark(CompleteUpTo(40, whole=True))
     taken.begin_epoch()
     await taken.event(event(50))
-    await taken.mark(Mark(30, whole=True))
+    await taken.mark(CompleteUpTo(30, whole=True))
     await taken.flush()
     assert pipe.messages[0].headers[COMPLETE_HEADER] == "40"
 

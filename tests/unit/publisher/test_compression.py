@@ -14,14 +14,14 @@ from headrace.contract import dictionaries
 from headrace.jetstream.provisioning import LARGE_MARGIN_S
 from headrace.lsn import Position
 from headrace.publisher import compression
-from headrace.publisher.assembler import Mark, PublishedEvent
+from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.compression import PAYLOAD_BYTES_MAX, SAMPLES, Compression
 from headrace.settings import Settings, load
 from tests.support.simulated_nats import SimulatedNats, simulated_nats
 from tests.support.virtual_time import on_virtual_time
 
 AGE_MAX_S = 3600
-Items = list[PublishedEvent | Mark]
+Items = list[PublishedEvent | CompleteUpTo]
 
 
 def settings(slot: str = "shop", **variables: str) -> Settings:
@@ -46,7 +46,7 @@ def incompressible(number: int) -> PublishedEvent:
     return event(number, payload=random.Random(number).randbytes(200))
 
 
-def read(one: PublishedEvent | Mark) -> bytes:
+def read(one: PublishedEvent | CompleteUpTo) -> bytes:
     """A consumer's view."""
     assert isinstance(one, PublishedEvent)
     if not one.headers:
@@ -55,7 +55,7 @@ def read(one: PublishedEvent | Mark) -> bytes:
     return dictionaries.decompressor(one.payload).decompress(one.payload)
 
 
-def is_compressed(one: PublishedEvent | Mark) -> bool:
+def is_compressed(one: PublishedEvent | CompleteUpTo) -> bool:
     return isinstance(one, PublishedEvent) and bool(one.headers)
 
 
@@ -108,7 +108,7 @@ async def test_only_small_row_events_are_compressed_and_only_if_that_helps() -> 
             event(2, payload=largest + b" "),
             event(3)._replace(large=b"in the object store"),
             incompressible(4),
-            Mark(200, True),
+            CompleteUpTo(200, True),
         ]
         assert await one.of(plain) == plain
         (edge,) = await one.of([event(5, payload=largest)])

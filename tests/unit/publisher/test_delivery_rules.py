@@ -13,7 +13,7 @@ from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
-from headrace.publisher.assembler import Mark, PublishedEvent
+from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.event_delivery import Delivery, lane_of
 from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.publisher.transaction_delivery import SPLIT_HEADER, TransactionDelivery
@@ -154,7 +154,7 @@ async def test_what_is_acknowledged_is_stored_message_by_message(together: bool)
 async def test_a_mark_counts_when_everything_before_it_is_acknowledged() -> None:
     one = Line()
     await one.take(event(11), event(11, 1))
-    await one.delivery.mark(Mark(12, whole=True))
+    await one.delivery.mark(CompleteUpTo(12, whole=True))
     lsns = []
     for acked in range(3):
         one.pipe.acked = acked
@@ -166,15 +166,15 @@ async def test_a_mark_counts_when_everything_before_it_is_acknowledged() -> None
 
 async def test_transactions_are_counted_over_epochs_and_marks_of_one_end_with_it() -> None:
     one = Line()
-    await one.delivery.mark(Mark(12, whole=True))
+    await one.delivery.mark(CompleteUpTo(12, whole=True))
     assert one.delivery.confirmable() == 12
     await one.take(event(20))
-    await one.delivery.mark(Mark(21, whole=True))
+    await one.delivery.mark(CompleteUpTo(21, whole=True))
     waiting = [one.delivery.waiting]
     one.delivery.begin_epoch()
     assert [*waiting, one.delivery.waiting] == [True, False]
     assert one.delivery.confirmable() == 0
-    await one.delivery.mark(Mark(12, whole=True))
+    await one.delivery.mark(CompleteUpTo(12, whole=True))
     one.pipe.acked = 1
     assert one.delivery.confirmable() == 12
     assert one.stats.number("transactions") == 2
@@ -233,7 +233,7 @@ async def test_whole_transactions_join_a_group_as_far_as_they_fit(together: bool
     one = Line(TransactionDelivery)
     for lsn, size in ((11, 2), (12, 2), (13, 3)):
         await one.take(*transaction(lsn, size), together=together)
-        await one.delivery.mark(Mark(lsn + 1, whole=True))
+        await one.delivery.mark(CompleteUpTo(lsn + 1, whole=True))
     assert one.pipe.flushed == [4]
     assert one.pipe.published == 7
     assert one.pipe.split == []
@@ -254,7 +254,7 @@ async def test_of_an_open_transaction_nothing_is_published_and_it_comes_again(
     assert one.delivery.accepted == 0
     assert one.delivery.position == Position(0, 0)
     await one.take(*transaction(11, 3), together=together)
-    await one.delivery.mark(Mark(12, whole=True))
+    await one.delivery.mark(CompleteUpTo(12, whole=True))
     assert one.pipe.ids == ["11-0", "11-1", "11-2"]
     assert one.skipped == 0
 
@@ -266,9 +266,9 @@ async def test_a_transaction_larger_than_a_group_is_published_in_parts_that_say_
     one = Line(TransactionDelivery)
     await one.take(*transaction(10, 1), together=together)
     await one.take(*transaction(11, 7), together=together)
-    await one.delivery.mark(Mark(12, whole=True))
+    await one.delivery.mark(CompleteUpTo(12, whole=True))
     await one.take(*transaction(13, 1), together=together)
-    await one.delivery.mark(Mark(14, whole=True))
+    await one.delivery.mark(CompleteUpTo(14, whole=True))
     assert one.pipe.ids == ["10-0", *[f"11-{seq}" for seq in range(7)], "13-0"]
     assert one.pipe.split == [f"11-{seq}" for seq in range(7)]
     assert 1 in one.pipe.flushed, "what was whole is not in a group with a part"
@@ -281,7 +281,7 @@ async def test_the_rest_of_a_transaction_of_which_a_part_is_stored_is_a_part_too
 ) -> None:
     one = Line(TransactionDelivery, at=(11, 0))
     await one.take(*transaction(11, 3), together=together)
-    await one.delivery.mark(Mark(12, whole=True))
+    await one.delivery.mark(CompleteUpTo(12, whole=True))
     await one.take(*transaction(13, 2), together=together)
     assert one.pipe.ids == ["11-1", "11-2", "13-0", "13-1"]
     assert one.pipe.split == ["11-1", "11-2"]
@@ -306,7 +306,7 @@ async def test_a_group_grows_while_another_is_stored_and_more_is_at_hand() -> No
 async def test_what_describes_an_event_is_stored_with_its_transaction() -> None:
     one = Line(TransactionDelivery)
     await one.take(schema(11, "s"), *transaction(11, 2))
-    await one.delivery.mark(Mark(12, whole=True))
+    await one.delivery.mark(CompleteUpTo(12, whole=True))
     assert one.pipe.ids == ["s", "11-0", "11-1"]
     assert one.pipe.flushed == []
     one.pipe.acked = 3

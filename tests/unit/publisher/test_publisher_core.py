@@ -16,7 +16,7 @@ from headrace.errors import DecodeError
 from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput import messages
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, Mark, PublishedEvent
+from headrace.publisher.assembler import Assembler, CompleteUpTo, PublishedEvent
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.table_events import TableEvents
 
@@ -48,7 +48,7 @@ def assembler(*relations: messages.Relation, primary: tuple[str, ...] = ("id",))
 
 def fed(
     made: Assembler, *received: tuple[int, messages.PgoutputMessage]
-) -> list[PublishedEvent | Mark]:
+) -> list[PublishedEvent | CompleteUpTo]:
     return [item for lsn, message in received for item in made.feed(lsn, message)]
 
 
@@ -65,7 +65,7 @@ def transaction(
     )
 
 
-def payloads(items: list[PublishedEvent | Mark]) -> list[dict[str, Any]]:
+def payloads(items: list[PublishedEvent | CompleteUpTo]) -> list[dict[str, Any]]:
     return [events.decode(item.payload) for item in items if isinstance(item, PublishedEvent)]
 
 
@@ -118,7 +118,7 @@ class TestAssembler:
             (0, False),
             (1, True),
         ]
-        assert items[-1] == Mark(508, whole=True)
+        assert items[-1] == CompleteUpTo(508, whole=True)
         assert [event.position for event in items if isinstance(event, PublishedEvent)] == [
             Position(500, 0),
             Position(500, 1),
@@ -129,7 +129,7 @@ class TestAssembler:
         assert fed(made, *transaction(500, (400, insert(1, b"1", b"a")))[:2]) == []
 
     def test_a_transaction_without_changes_is_a_mark(self) -> None:
-        assert fed(assembler(), *transaction(500)) == [Mark(508, whole=True)]
+        assert fed(assembler(), *transaction(500)) == [CompleteUpTo(508, whole=True)]
 
     def test_changes_of_one_wal_record_get_numbered_ids_which_begin_anew_at_the_next(self) -> None:
         copied: list[tuple[int, messages.PgoutputMessage]] = [
@@ -203,13 +203,13 @@ class TestAssembler:
 
     def test_a_keepalive_marks_only_between_transactions(self) -> None:
         made = assembler()
-        assert list(made.keepalive(300)) == [Mark(300, whole=False)]
+        assert list(made.keepalive(300)) == [CompleteUpTo(300, whole=False)]
         script = transaction(500, (400, insert(1, b"1", b"a")))
         fed(made, *script[:2])
         assert made.cursor.transaction is not None
         assert list(made.keepalive(600)) == []
         fed(made, *script[2:])
-        assert list(made.keepalive(600)) == [Mark(600, whole=False)]
+        assert list(made.keepalive(600)) == [CompleteUpTo(600, whole=False)]
 
     def test_positions_strictly_increase_over_transactions_whatever_their_changes_lsns(
         self,

@@ -21,7 +21,7 @@ from headrace.lsn import ORIGIN, Gap, Position
 from headrace.metrics.counters import Counters
 from headrace.pgoutput import messages
 from headrace.postgres.facts import CatalogSnapshot, TableFacts
-from headrace.publisher.assembler import Assembler, Mark, PublishedEvent
+from headrace.publisher.assembler import Assembler, CompleteUpTo, PublishedEvent
 from headrace.publisher.batch_delivery import BatchDelivery
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.event_delivery import Delivery
@@ -206,7 +206,7 @@ class TestBehindLanes:
         for commit in (400, 500, 600):
             event = PublishedEvent("cdc.b.insert", f"{commit}", b"{}", position=Position(commit, 0))
             await delivery.event(event)
-            await delivery.mark(Mark(commit + 48, whole=True))
+            await delivery.mark(CompleteUpTo(commit + 48, whole=True))
             await delivery.flush()
             lsn, (position, _) = delivery.confirmable(), delivery.stored()
             complete = progress.stored(position, lsn, past_lanes=delivery.past_lanes)

@@ -27,7 +27,7 @@ from headrace.bases.taking import (
     inline,
 )
 from headrace.cli import session
-from headrace.cli.backup.look import shown
+from headrace.cli.backup.listing import shown
 from headrace.cli.terminal import Console
 from headrace.contract.selection import Selection
 from headrace.contract.table_patterns import table_of

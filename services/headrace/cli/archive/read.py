@@ -25,7 +25,7 @@ from headrace.archive import (
 )
 from headrace.archive import check as checking
 from headrace.archive import collect as collecting
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 from headrace.archive.registry import registered
 from headrace.archive.store import Store
 from headrace.cli.terminal import Console
@@ -167,7 +167,7 @@ def _table(reader: WalReader, shown: Sequence[ListedFile], width: int) -> Table:
     return table
 
 
-def _cells(info: SegmentInfo, size: int) -> tuple[object, ...]:
+def _cells(info: WalFileInfo, size: int) -> tuple[object, ...]:
     """The row of a file, in the order of `_HEADINGS`."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=info.time_us)
     names = ", ".join(sorted({f"{known.schema}.{known.table}" for known in info.tables}))

@@ -19,7 +19,7 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
-from headrace.archive import RowEntry, SegmentInfo
+from headrace.archive import RowEntry, WalFileInfo
 from headrace.archive.entry import RowKind
 from headrace.archive.metadata import TableInfo
 from headrace.archive.payloads import exact_texts, table_of
@@ -34,8 +34,8 @@ from headrace.errors import describe
 from headrace.jetstream.connection import connect_once
 from headrace.lsn import ORIGIN, Position
 from headrace.mirror import CreateTable, Table, opened
+from headrace.mirror.event_steps import Resync, row_steps
 from headrace.mirror.mirror_state import Book
-from headrace.mirror.plan import Resync, row_steps
 from headrace.mirror.table import Phase, TableState
 from headrace.mirror.target import RowMissingError, Step, TargetAwayError
 from headrace.settings import Settings
@@ -168,7 +168,7 @@ class _Player:
     _source: str = ""
     _last: Position = ORIGIN
     # The shapes in the file that is being read.
-    _segment: SegmentInfo | None = None
+    _file_info: WalFileInfo | None = None
     _infos: dict[tuple[str | None, str | None, int | None], TableInfo] = field(default_factory=dict)
     # Loaded tables are shown with the next commit, at this LSN or at the range's end.
     _level_lsn: int = 0
@@ -198,25 +198,25 @@ class _Player:
             return mark.position
         return ORIGIN
 
-    def take(self, segment: SegmentInfo, entry: RowEntry) -> None:
-        info = self._info(segment, entry)
-        event = _event(segment, info, entry)
-        table = self._table(info, segment.source)
+    def take(self, file_info: WalFileInfo, entry: RowEntry) -> None:
+        info = self._info(file_info, entry)
+        event = _event(file_info, info, entry)
+        table = self._table(info, file_info.source)
         steps = row_steps(event, table)
         if isinstance(steps, Resync):
             raise ReplayError(f"{table.schema}.{table.name} at {event.position}: {steps.why}")
         self.steps += steps
         self._count += 1
-        self._source = segment.source
+        self._source = file_info.source
         self._last = event.position
 
-    def _info(self, segment: SegmentInfo, entry: RowEntry) -> TableInfo:
-        if segment is not self._segment:
-            self._segment = segment
+    def _info(self, file_info: WalFileInfo, entry: RowEntry) -> TableInfo:
+        if file_info is not self._file_info:
+            self._file_info = file_info
             self._infos = {}
         name = (entry.schema, entry.table, entry.schema_version)
         if (known := self._infos.get(name)) is None:
-            known = self._infos[name] = table_of(segment, entry)
+            known = self._infos[name] = table_of(file_info, entry)
         return known
 
     def _table(self, info: TableInfo, source: str) -> Table:
@@ -264,9 +264,9 @@ class _Player:
         """Whether there is enough for a commit, and no table is ahead of the others."""
         return self._count >= ROWS_A_COMMIT and self._last.lsn >= self._level_lsn
 
-    def continues(self, segment: SegmentInfo, entry: RowEntry) -> bool:
+    def continues(self, file_info: WalFileInfo, entry: RowEntry) -> bool:
         """Whether this change belongs to the transaction of the last one."""
-        return segment.source == self._source and entry.commit_lsn == self._last.lsn
+        return file_info.source == self._source and entry.commit_lsn == self._last.lsn
 
     async def write(self) -> None:
         """Write the steps; readers don't see them before the commit."""
@@ -288,7 +288,7 @@ class _Player:
         self._count = 0
 
 
-def _event(segment: SegmentInfo, info: TableInfo, entry: RowEntry) -> Event:
+def _event(file_info: WalFileInfo, info: TableInfo, entry: RowEntry) -> Event:
     """A row's event with what its effect on the table depends on, without ids, and without
     writing JSON that would be read again.
     """
@@ -307,7 +307,7 @@ def _event(segment: SegmentInfo, info: TableInfo, entry: RowEntry) -> Event:
     if entry.exact_json is not None:
         payload |= exact_texts(entry)
     return Event(
-        segment.source,
+        file_info.source,
         info.schema,
         info.table,
         entry.operation.upper(),
@@ -315,6 +315,6 @@ def _event(segment: SegmentInfo, info: TableInfo, entry: RowEntry) -> Event:
         payload,
         "",
         0,
-        segment.source,
+        file_info.source,
         closes=True,
     )

@@ -12,17 +12,17 @@ from datetime import datetime
 
 from headrace.archive import (
     RowEntry,
-    SegmentInfo,
     WalFileCollectedError,
+    WalFileInfo,
     WalReader,
     WalReaderOptions,
 )
 from headrace.archive.bases import BaseRecord
 from headrace.archive.errors import ArchiveError
+from headrace.archive.file_format import RowSelection
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.payloads import Payloads, Replayed
 from headrace.archive.reader import ReadingStart, WalFile
-from headrace.archive.segment import RowSelection
 from headrace.cli.archive.read import TableName, check_tables, place
 from headrace.errors import SettingError
 from headrace.lsn import ORIGIN, Position
@@ -123,7 +123,7 @@ class ReplayRun:
         """The range's events, from the end of an earlier run on; `ids`: with original ids."""
         return self._payloads.of(self._rows(done, ids=ids))
 
-    def changes(self, done: Position = ORIGIN) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+    def changes(self, done: Position = ORIGIN) -> Iterator[tuple[WalFileInfo, RowEntry]]:
         """The range's rows of tables, from the end of an earlier run on."""
         for info, entry in self._rows(done, ids=False):
             if entry.table is not None:
@@ -162,7 +162,7 @@ class ReplayRun:
             return f"{said}, the end of the archive"
         return f"{said}, not to the end"
 
-    def _rows(self, done: Position, *, ids: bool) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+    def _rows(self, done: Position, *, ids: bool) -> Iterator[tuple[WalFileInfo, RowEntry]]:
         start = self._start(done)
         selection = start.selection
         if done > ORIGIN and start.after == done:

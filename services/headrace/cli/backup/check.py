@@ -10,7 +10,7 @@ from headrace.backup.plan import Planner
 from headrace.backup.segments import reach
 from headrace.backup.store import BackupStore
 from headrace.backup.verify import Checked, verify
-from headrace.cli.backup.look import shown
+from headrace.cli.backup.listing import shown
 from headrace.cli.terminal import Console
 from headrace.lsn import parse_lsn
 from headrace.postgres.physical import PhysicalConnection

@@ -33,7 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 def on_store(url: str | None, work: Callable[[Settings, BackupStore], None]) -> None:
     """Run a command on an open store; an expected error is one line."""
     try:
-        from headrace.cli.backup.opened import chosen, opened
+        from headrace.cli.backup.selection import chosen, opened
 
         settings = chosen(url)
         work(settings, opened(settings))
@@ -44,7 +44,7 @@ def on_store(url: str | None, work: Callable[[Settings, BackupStore], None]) -> 
 def chosen_settings(url: str | None) -> Settings:
     """The settings with a store; exits with one line if there is none."""
     try:
-        from headrace.cli.backup.opened import chosen
+        from headrace.cli.backup.selection import chosen
 
         return chosen(url)
     except HeadraceError as error:
@@ -97,16 +97,16 @@ def now(  # noqa: PLR0917  # typer turns them into options
     """Take a backup, and wait until it can be restored. wal-archiver must be running."""
     settings = chosen_settings(url)
     from headrace.cli.archive.read import duration_s
-    from headrace.cli.backup import take
+    from headrace.cli.backup import now
 
     try:
-        schedule = take.BackupSchedule(
+        schedule = now.BackupSchedule(
             *(duration_s(text) if text is not None else None for text in (due, full_every))
         )
     except HeadraceError as error:
         fail(error)
     outcome.finish(
-        lambda: take.run(
+        lambda: now.run(
             settings,
             schedule=schedule,
             incremental=incremental,
@@ -123,9 +123,9 @@ def ls(url: Url = None, as_json: AsJson = False) -> None:
     """List the backups, and how far the log continues from each."""
 
     def work(_: Settings, store: BackupStore) -> None:
-        from headrace.cli.backup import look
+        from headrace.cli.backup import listing
 
-        look.ls(store, as_json=as_json)
+        listing.ls(store, as_json=as_json)
 
     on_store(url, work)
 
@@ -135,9 +135,9 @@ def status(url: Url = None, as_json: AsJson = False) -> None:
     """Show how far the log is stored, and what is missing."""
 
     def work(settings: Settings, store: BackupStore) -> None:
-        from headrace.cli.backup import look
+        from headrace.cli.backup import listing
 
-        look.status(settings, store, as_json=as_json)
+        listing.status(settings, store, as_json=as_json)
 
     on_store(url, work)
 
@@ -147,9 +147,9 @@ def list_drops(url: Url = None, as_json: AsJson = False) -> None:
     """List the dropped tables that can be restored, newest drop first."""
 
     def work(_: Settings, store: BackupStore) -> None:
-        from headrace.cli.backup import look
+        from headrace.cli.backup import listing
 
-        look.list_drops(store, as_json=as_json)
+        listing.list_drops(store, as_json=as_json)
 
     on_store(url, work)
 
@@ -202,7 +202,7 @@ def expire(
 
     def work(settings: Settings, store: BackupStore) -> None:
         from headrace.cli.archive.read import duration_s
-        from headrace.cli.backup import keep as command
+        from headrace.cli.backup import expire as command
 
         keep_s = duration_s(older_than) if older_than is not None else None
         command.expire(settings, store, keep, keep_s, dry_run=dry_run, as_json=as_json)

@@ -11,7 +11,7 @@ import asyncio
 from headrace.backup.errors import BackupError, ForeignStoreError
 from headrace.backup.restored import RESTORED_FROM
 from headrace.backup.store import BackupStore
-from headrace.cli.backup.opened import located
+from headrace.cli.backup.selection import located
 from headrace.cli.session import Screen
 from headrace.errors import HeadraceError
 from headrace.postgres.connection import where

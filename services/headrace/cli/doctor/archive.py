@@ -20,7 +20,7 @@ from headrace.lsn import format_lsn
 from headrace.settings import Settings
 
 if TYPE_CHECKING:
-    from headrace.archive import SegmentInfo
+    from headrace.archive import WalFileInfo
     from headrace.archive.bases import BaseRecord
 
 GROUP = "Archive"
@@ -65,7 +65,7 @@ async def _store(settings: Settings, url: str, findings: Findings) -> None:
     )
 
 
-def _last(url: str) -> tuple[int, SegmentInfo | None]:
+def _last(url: str) -> tuple[int, WalFileInfo | None]:
     """The number of files, and the last one's metadata."""
     from headrace.archive import WalReader  # an extra
 

@@ -98,7 +98,7 @@ def _place(url: str, findings: Findings) -> bool:
 
 def _last_cut(settings: Settings, findings: Findings) -> Cut | None:
     """The last cut; None if there is none, or no catalog."""
-    from headrace.cli.lake.opened import NoLakeError, opened  # an extra
+    from headrace.cli.lake.selection import NoLakeError, opened  # an extra
 
     try:
         with opened(settings.lake.url, settings.lake.catalog) as lake:

@@ -97,7 +97,7 @@ def _is_loopback(host: str) -> bool:
 
 def _lake(settings: Settings, findings: Findings) -> None:
     """Whether the SQL server can read what it shows."""
-    from headrace.cli.lake.opened import opened  # an extra
+    from headrace.cli.lake.selection import opened  # an extra
 
     try:
         with opened(settings.lake.url, settings.lake.catalog) as lake:

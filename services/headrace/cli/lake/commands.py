@@ -12,7 +12,7 @@ from headrace.errors import HeadraceError
 
 # Commands import what they need when they run: a help text must not load PyIceberg.
 if TYPE_CHECKING:
-    from headrace.cli.lake.opened import Lake
+    from headrace.cli.lake.selection import Lake
 
 app = typer.Typer(
     name="lake",
@@ -54,7 +54,7 @@ def _on_lake(url: str | None, catalog: str | None, work: Callable[[Lake], None])
     """Run a command on an open lake."""
 
     def opened_and_worked() -> None:
-        from headrace.cli.lake.opened import opened
+        from headrace.cli.lake.selection import opened
 
         with opened(url, catalog) as lake:
             work(lake)
@@ -79,9 +79,9 @@ def ls(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> 
     """List the tables: rows, deleted rows, files, size, last change."""
 
     def work(lake: Lake) -> None:
-        from headrace.cli.lake import look
+        from headrace.cli.lake import listing
 
-        look.ls(lake, as_json=as_json)
+        listing.ls(lake, as_json=as_json)
 
     _on_lake(url, catalog, work)
 
@@ -93,9 +93,9 @@ def status(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False)
     def work(lake: Lake) -> None:
         import asyncio
 
-        from headrace.cli.lake import look
+        from headrace.cli.lake import listing
 
-        asyncio.run(look.status(lake, as_json=as_json))
+        asyncio.run(listing.status(lake, as_json=as_json))
 
     _on_lake(url, catalog, work)
 
@@ -110,9 +110,9 @@ def cuts(
     """List the cuts that readers can go back to, newest first."""
 
     def work(lake: Lake) -> None:
-        from headrace.cli.lake import look
+        from headrace.cli.lake import listing
 
-        look.cuts(lake, limit, as_json=as_json)
+        listing.cuts(lake, limit, as_json=as_json)
 
     _on_lake(url, catalog, work)
 
@@ -151,9 +151,9 @@ def compact(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False
     """
 
     def work(lake: Lake) -> None:
-        from headrace.cli.lake import keep
+        from headrace.cli.lake import upkeep
 
-        keep.compact_all(lake, as_json=as_json)
+        upkeep.compact_all(lake, as_json=as_json)
 
     _on_lake(url, catalog, work)
 
@@ -172,9 +172,9 @@ def expire(
     """Drop snapshots that no kept cut shows; those of tags and branches are kept."""
 
     def work(lake: Lake) -> None:
-        from headrace.cli.lake import keep
+        from headrace.cli.lake import upkeep
 
-        keep.expire(lake, keep_cuts, _seconds(older_than), as_json=as_json)
+        upkeep.expire(lake, keep_cuts, _seconds(older_than), as_json=as_json)
 
     _on_lake(url, catalog, work)
 
@@ -192,9 +192,9 @@ def orphans(
     """
 
     def work(lake: Lake) -> None:
-        from headrace.cli.lake import keep
+        from headrace.cli.lake import upkeep
 
-        keep.orphans(lake, _seconds(older_than), remove=remove, as_json=as_json)
+        upkeep.orphans(lake, _seconds(older_than), remove=remove, as_json=as_json)
 
     _on_lake(url, catalog, work)
 
@@ -204,9 +204,9 @@ def gc(url: Url = None, catalog: CatalogUrl = None, as_json: AsJson = False) -> 
     """Compact, expire, and remove files that nothing refers to."""
 
     def work(lake: Lake) -> None:
-        from headrace.cli.lake import keep
+        from headrace.cli.lake import upkeep
 
-        keep.gc(lake, as_json=as_json)
+        upkeep.gc(lake, as_json=as_json)
 
     _on_lake(url, catalog, work)
 

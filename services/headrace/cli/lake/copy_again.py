@@ -7,8 +7,8 @@ from __future__ import annotations
 import sys
 import time
 
-from headrace.cli.lake.look import show
-from headrace.cli.lake.opened import Lake
+from headrace.cli.lake.listing import show
+from headrace.cli.lake.selection import Lake
 from headrace.cli.terminal import Console
 from headrace.contract.table_patterns import table_of
 from headrace.lake import requests

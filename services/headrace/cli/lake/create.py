@@ -7,8 +7,8 @@ from __future__ import annotations
 import secrets
 from itertools import islice
 
-from headrace.cli.lake.look import show
-from headrace.cli.lake.opened import chosen, is_missing
+from headrace.cli.lake.listing import show
+from headrace.cli.lake.selection import chosen, is_missing
 from headrace.cli.session import Screen
 from headrace.lake.catalog import Catalog
 from headrace.lake.errors import LakeError, LakeUnreachableError

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.cli.lake.look import show
-from headrace.cli.lake.opened import Lake, NoLakeError
+from headrace.cli.lake.listing import show
+from headrace.cli.lake.selection import Lake, NoLakeError
 from headrace.cli.mirror.verify import EXIT_DIFFERENT, body_of, text_of
 from headrace.cli.terminal import Console
 from headrace.contract.table_patterns import table_of

@@ -14,7 +14,7 @@ from headrace.backup.programs import binaries
 from headrace.backup.recovery import RestoredServer, recover
 from headrace.backup.restore import RestorePlace, owner, place_of, restore
 from headrace.backup.store import BackupStore
-from headrace.cli.backup.look import shown
+from headrace.cli.backup.listing import shown
 from headrace.cli.terminal import Console
 from headrace.embedded.account import unprivileged_account
 from headrace.lsn import format_lsn

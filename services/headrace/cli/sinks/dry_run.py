@@ -16,7 +16,7 @@ from headrace.consumer import MemoryWatermarks, Subscription, follow
 from headrace.contract.subjects_and_ids import split_table_token
 from headrace.errors import HeadraceError, SettingError
 from headrace.mirror.checking import REFUSED
-from headrace.mirror.plan import shape
+from headrace.mirror.event_steps import shape
 from headrace.mirror.published import Published
 from headrace.settings import Settings
 from headrace.sinks.building import router_of

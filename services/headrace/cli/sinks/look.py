@@ -19,10 +19,10 @@ from headrace.cli.terminal import Console
 from headrace.contract.events import decode
 from headrace.contract.subjects_and_ids import split_table_token
 from headrace.jetstream.state import bucket
-from headrace.mirror.plan import shape
-from headrace.mirror.planned import planned
+from headrace.mirror.event_steps import shape
 from headrace.mirror.published import Published
 from headrace.mirror.table import Table as MirrorTable
+from headrace.mirror.target_tables import planned
 from headrace.settings import Settings
 from headrace.sinks.building import check_columns
 from headrace.sinks.configuration import SinkConfiguration, known_address

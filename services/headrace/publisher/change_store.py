@@ -21,7 +21,7 @@ from headrace.pgoutput.messages import LogicalMessage, Relation
 from headrace.postgres.facts import UNKNOWN_SERVER, ServerIdentity
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
-from headrace.publisher.assembler import Mark, PublishedEvent
+from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.durability import Hold
@@ -43,7 +43,7 @@ log = logs.logger("publisher")
 WRITING_TICK_S = 0.01
 
 
-class StreamSink:
+class StreamChangeStore:
     """One run of the publisher, with its own parts."""
 
     def __init__(
@@ -242,7 +242,7 @@ class StreamSink:
             return
         await self._deliver(items)
 
-    async def _decoded(self, lsn: int, message: bytes) -> list[PublishedEvent | Mark]:
+    async def _decoded(self, lsn: int, message: bytes) -> list[PublishedEvent | CompleteUpTo]:
         assembler = self._assembler
         decoded = decode(message)
         if isinstance(decoded, LogicalMessage) and (claimed := assembler.doubts(decoded)):
@@ -255,7 +255,7 @@ class StreamSink:
         assembler.learn(TableEvents.of(shape, known_key))
         return []
 
-    async def _deliver(self, items: list[PublishedEvent | Mark]) -> None:
+    async def _deliver(self, items: list[PublishedEvent | CompleteUpTo]) -> None:
         items = await self._parts.compression.of(items)
         rows: list[PublishedEvent] = []
         for item in items:
@@ -266,7 +266,7 @@ class StreamSink:
             if rows:
                 await self._delivery.events(rows)
                 rows = []
-            if isinstance(item, Mark):
+            if isinstance(item, CompleteUpTo):
                 await self._delivery.mark(item)
                 self._passed_lsn = max(self._passed_lsn, item.lsn)
             else:

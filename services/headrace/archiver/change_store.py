@@ -36,7 +36,7 @@ _INSERT = ord("I")
 HELD_BYTES_MAX = 24 << 20
 
 
-class ArchiveSink:
+class ArchiveChangeStore:
     """One run of the archiver, from the archive's end as its writer found it."""
 
     def __init__(

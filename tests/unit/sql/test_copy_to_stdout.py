@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.sql import wire
-from headrace.sql.copy_text import copy_data, copy_form, copy_lines
+from headrace.sql.copy_to_stdout import copy_data, copy_form, copy_lines
 from headrace.sql.errors import NotProvenEqualError
 
 ROWS: Sequence[tuple[bytes, list[bytes | None], bytes]] = [

@@ -25,10 +25,10 @@ from headrace.postgres.facts import TableFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
 from headrace.publisher import damage, run_parts
+from headrace.publisher.change_store import WRITING_TICK_S, StreamChangeStore
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.lag import AckLag
 from headrace.publisher.resume_point import SourceDivergedError
-from headrace.publisher.sink import WRITING_TICK_S, StreamSink
 from headrace.settings import Settings, load
 from tests.support.simulated_nats import SimulatedNats, simulated_nats
 from tests.support.virtual_time import on_virtual_time
@@ -95,7 +95,9 @@ class Catalog:
 class Run:
     """One run of the publisher."""
 
-    def __init__(self, scope: Scope, sink: StreamSink, nats: SimulatedNats, doubt: Doubt) -> None:
+    def __init__(
+        self, scope: Scope, sink: StreamChangeStore, nats: SimulatedNats, doubt: Doubt
+    ) -> None:
         self.scope = scope
         self.doubt = doubt
         self.sink = sink
@@ -126,7 +128,9 @@ async def running(
     doubt = Doubt(lambda: healed.append(1) if healed is not None else None)
     lag = AckLag(scope.health.stats, scope.health.traces)
     async with run_parts.opened(nats.client(), of, scope.health.stats) as parts:
-        sink = StreamSink(scope, parts, cast("Any", Catalog(of)), cast("Any", watch), lag, doubt)
+        sink = StreamChangeStore(
+            scope, parts, cast("Any", Catalog(of)), cast("Any", watch), lag, doubt
+        )
         try:
             yield Run(scope, sink, nats, doubt)
         finally:

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from headrace.console import overview
 from headrace.console.acts import ActsLog
-from headrace.console.answers import answer, caller_of
 from headrace.console.cells import Redaction, event_document, weight
+from headrace.console.json_answers import answer, caller_of
 from headrace.console.positions import lsn_in, missing, position_in
 from headrace.console.problem import invalid, not_found
 from headrace.console.reading import EventReader

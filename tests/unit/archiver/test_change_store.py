@@ -19,15 +19,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.archive.errors import ArchiveUnreachableError, FileTakenError
+from headrace.archive.file_format import footer_of, info_of
 from headrace.archive.layout import file_name
-from headrace.archive.segment import footer_of, info_of
 from headrace.archive.store import Get, Store
 from headrace.archiver import builder, file_writer
-from headrace.archiver import sink as archive_sink
+from headrace.archiver import change_store as archive_sink
 from headrace.archiver.archived_table import OPTIONS
+from headrace.archiver.change_store import WRITING_TICK_S, ArchiveChangeStore
 from headrace.archiver.file_writer import FileWriter, at_the_end
 from headrace.archiver.resume_point import ArchiveDivergedError
-from headrace.archiver.sink import WRITING_TICK_S, ArchiveSink
 from headrace.bus.frame import Opening
 from headrace.confirming.change_store import TICK_S, Demand, Stored, Taken
 from headrace.confirming.relation_shape import RelationShape
@@ -145,9 +145,9 @@ class Archiver:
         self.cell = Cell()
         self.parked = Parked()
         self.writer: FileWriter = SimpleNamespace()  # type: ignore[assignment]  # there is none before `open`
-        self.sink: ArchiveSink = SimpleNamespace()  # type: ignore[assignment]  # nor a sink
+        self.sink: ArchiveChangeStore = SimpleNamespace()  # type: ignore[assignment]  # nor a sink
 
-    async def open(self, at: Opening | None = None) -> ArchiveSink:
+    async def open(self, at: Opening | None = None) -> ArchiveChangeStore:
         self.writer = await at_the_end(
             self.scope,
             self.store,
@@ -155,7 +155,7 @@ class Archiver:
             "headrace",
             "session",
         )
-        self.sink = ArchiveSink(
+        self.sink = ArchiveChangeStore(
             self.scope,
             self.settings,
             Relations(),  # type: ignore[arg-type]  # as above

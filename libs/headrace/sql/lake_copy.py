@@ -20,9 +20,9 @@ from headrace.errors import HeadraceError
 from headrace.lake.catalog import Cut, TableName
 from headrace.lake.errors import LakeError
 from headrace.lake.tables import LakeTable
-from headrace.sql.copied_tables import CopyDamagedError, FedTable, TableFeed
-from headrace.sql.copy_database import CopyLimits, open_database
 from headrace.sql.cut_reading import CutReader, CutTables
+from headrace.sql.lake_copy_database import CopyLimits, open_database
+from headrace.sql.lake_copy_tables import CopyDamagedError, FedTable, TableFeed
 from headrace.sql.older_cuts import OlderCut, find_cut
 from headrace.sql.pins import PinnedCut, Shown
 from headrace.sql.relations import Defined, LakeRelation

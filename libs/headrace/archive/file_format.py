@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from headrace.archive import metadata
 from headrace.archive.columns import GROUP_ROWS, SCHEMA, WORDS, completed
 from headrace.archive.errors import WalFileCorruptError
-from headrace.archive.metadata import SegmentInfo
+from headrace.archive.metadata import WalFileInfo
 
 _STATISTICS = [
     "commit_lsn",
@@ -47,7 +47,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Bounds = Mapping[str, tuple[Any, Any]]
 
 
-class SegmentWriter:
+class WalFileEncoder:
     """A file's bytes as they are built: row groups in sequence, each encoded when it is added."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class SegmentWriter:
             with self._sink.getbuffer() as written:
                 self._groups.append((begins, self.size, _checksum(written[begins:])))
 
-    def finish(self, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
+    def finish(self, info: WalFileInfo) -> tuple[bytes, WalFileInfo]:
         """The file's bytes, and its metadata with the checksum. Nothing can be added afterwards."""
         # The checksum of the file is part of its footer, so it covers everything before the footer.
         with self._sink.getbuffer() as written:
@@ -100,9 +100,9 @@ class SegmentWriter:
         self._sink.write(_SEAL_MARK + hashlib.sha256(footer).digest() + footer)
 
 
-def encode(rows: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
+def encode(rows: pa.Table, info: WalFileInfo) -> tuple[bytes, WalFileInfo]:
     """Build a file from a complete list of rows."""
-    writer = SegmentWriter()
+    writer = WalFileEncoder()
     writer.add(rows)
     return writer.finish(info)
 
@@ -123,7 +123,7 @@ def footer_bytes(tail: bytes | memoryview) -> int:
     return int(length) + _TAIL.size
 
 
-def info_of(footer: pq.FileMetaData) -> SegmentInfo:
+def info_of(footer: pq.FileMetaData) -> WalFileInfo:
     """A file's metadata."""
     kept = footer.metadata or {}
     if metadata.KEY not in kept:
@@ -157,7 +157,7 @@ def footer_of(tail: bytes) -> pq.FileMetaData:
     return found
 
 
-def verify(data: bytes | bytearray, info: SegmentInfo) -> None:
+def verify(data: bytes | bytearray, info: WalFileInfo) -> None:
     """Raise if the bytes differ from those that were written."""
     found = _checksum(memoryview(data)[: info.checksum_bytes])
     if found != info.checksum:
@@ -166,7 +166,7 @@ def verify(data: bytes | bytearray, info: SegmentInfo) -> None:
         )
 
 
-def verify_groups(data: bytes | bytearray, info: SegmentInfo, wanted: Collection[int]) -> None:
+def verify_groups(data: bytes | bytearray, info: WalFileInfo, wanted: Collection[int]) -> None:
     """Raise if the bytes of these row groups differ from those that were written."""
     # Files of older versions have no checksums of their row groups.
     if info.groups:
@@ -291,7 +291,7 @@ class Groups:
 
 
 def groups(
-    footer: pq.FileMetaData, selection: RowSelection, info: SegmentInfo | None = None
+    footer: pq.FileMetaData, selection: RowSelection, info: WalFileInfo | None = None
 ) -> Groups:
     """The parts of a file to read; with its metadata, whole row groups as they were written."""
     every = [footer.row_group(place) for place in range(footer.num_row_groups)]

@@ -13,8 +13,8 @@ from headrace.backup.backups import Backups, label_time
 from headrace.backup.base_backup import BackupProgress, take_backup
 from headrace.backup.errors import BackupError
 from headrace.backup.record import BackupRecord
-from headrace.cli.backup.look import shown
-from headrace.cli.backup.opened import opened
+from headrace.cli.backup.listing import shown
+from headrace.cli.backup.selection import opened
 from headrace.cli.terminal import Console
 from headrace.postgres.physical import PhysicalConnection
 from headrace.settings import Settings

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from headrace.archive import WalReader
 from headrace.cli import session
-from headrace.cli.lake.opened import Lake
+from headrace.cli.lake.selection import Lake
 from headrace.cli.terminal import Console
 from headrace.errors import HeadraceError, describe
 from headrace.lake.catalog import Cut, TableName

@@ -18,7 +18,7 @@ from headrace.mirror.target import (
     DeleteRow,
     Filled,
     InsertRows,
-    RemoveMarked,
+    RemoveSoftDeleted,
     Step,
     TruncateTable,
     UpdateRow,
@@ -236,14 +236,14 @@ def coalesced(steps: Iterable[Step]) -> list[Step]:
         ):
             rows.extend(step.rows)
         elif (
-            isinstance(step, RemoveMarked)
+            isinstance(step, RemoveSoftDeleted)
             and isinstance(last, InsertRows)
             and len(merged) > 1
-            and isinstance(merged[-2], RemoveMarked)
+            and isinstance(merged[-2], RemoveSoftDeleted)
             and merged[-2].table == last.table == step.table
         ):
             # No inserted row is marked, so it may as well come before the inserts.
-            merged[-2] = RemoveMarked(step.table, [*merged[-2].rows, *step.rows])
+            merged[-2] = RemoveSoftDeleted(step.table, [*merged[-2].rows, *step.rows])
         elif isinstance(step, InsertRows):
             rows = list(step.rows)
             merged.append(InsertRows(step.table, rows))

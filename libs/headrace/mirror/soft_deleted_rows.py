@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.mirror.table import Table
-from headrace.mirror.target import CarryOver, RemoveMarked, Step, TargetError, TruncateTable
+from headrace.mirror.target import CarryOver, RemoveSoftDeleted, Step, TargetError, TruncateTable
 from headrace.postgres.quoting import quote_name
 
 # Keys of one statement, whose number of parameters the servers limit.
@@ -49,7 +49,7 @@ class MarkedSql:
                 sets = f"SET {mark} = {time} WHERE {mark} IS NULL"
                 given = [self.stored(table, table.rules.soft_delete, at)]
                 yield f"UPDATE {self.table_name(table)} {sets}", given
-            case RemoveMarked(_, rows):
+            case RemoveSoftDeleted(_, rows):
                 names = ", ".join(map(self.quoted, table.key))
                 each = ", ".join(self.placeholder(table, name) for name in table.key)
                 for start in range(0, len(rows), _KEYS_MAX):

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from headrace.cli.lake.look import show
-from headrace.cli.lake.opened import InterruptedByOthersError, Lake
+from headrace.cli.lake.listing import show
+from headrace.cli.lake.selection import InterruptedByOthersError, Lake
 from headrace.cli.terminal import Console
 from headrace.lake import cleanup
 from headrace.lake.catalog import PointerMovedError

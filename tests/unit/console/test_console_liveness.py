@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.console.answering import judged, silent
+from headrace.console.liveness import judged, silent
 from headrace.console.overview import health, service_lines, troubles
 from headrace.console.waterline import LogEnds, waterline
 

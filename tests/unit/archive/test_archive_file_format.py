@@ -16,21 +16,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.archive import columns, segment
+from headrace.archive import columns, file_format
 from headrace.archive.chain import ReadFiles, RowsCheck, faults, name_fault
 from headrace.archive.columns import entries
 from headrace.archive.errors import WalFileCorruptError
-from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import ALL, Groups, RowSelection, SegmentWriter
+from headrace.archive.file_format import ALL, Groups, RowSelection, WalFileEncoder
+from headrace.archive.metadata import WalFileInfo
 from headrace.lsn import ORIGIN, Position
 from tests.support.archive_maker import DAY_US, rows
 
-INFO = SegmentInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 9_999, 0)
+INFO = WalFileInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 9_999, 0)
 
 
-def written(*parts: pa.Table) -> tuple[bytes, SegmentInfo]:
+def written(*parts: pa.Table) -> tuple[bytes, WalFileInfo]:
     """A file with a row group for each part."""
-    writer = SegmentWriter()
+    writer = WalFileEncoder()
     for part in parts:
         writer.add(part)
     count = sum(part.num_rows for part in parts)
@@ -41,7 +41,7 @@ def numbers(data: bytes, selection: RowSelection = ALL) -> list[int]:
     """Which rows are read; a transaction has ten, its LSN is a hundred times its number."""
     return [
         (entry.commit_lsn // 100 - 1) * 10 + entry.ordinal
-        for batch in segment.batches(data, selection)
+        for batch in file_format.batches(data, selection)
         for entry in entries(batch)
     ]
 
@@ -113,7 +113,7 @@ def test_the_columns_that_a_selection_needs_are_no_part_of_the_answer() -> None:
         RowSelection(tables=((None, "items"),)),
     )
     for selection in selections:
-        batches = list(segment.batches(data, selection, ["after"]))
+        batches = list(file_format.batches(data, selection, ["after"]))
         assert {tuple(batch.schema.names) for batch in batches} == {("after",)}
         found = [text for batch in batches for text in batch.column("after").to_pylist()]
         expected = numbers(data, selection)
@@ -151,7 +151,7 @@ def test_a_table_is_wanted_by_its_schema_or_in_any(tables: Any, *, wanted: bool)
 
 def test_row_groups_are_pruned_by_their_statistics_and_their_bytes_are_whole() -> None:
     data, info = written(*(rows(first, 10) for first in range(0, 40, 10)))
-    footer = segment.footer_of(data)
+    footer = file_format.footer_of(data)
     spans = info.groups
     for selection, wanted in (
         (ALL, (0, 1, 2, 3)),
@@ -165,25 +165,25 @@ def test_row_groups_are_pruned_by_their_statistics_and_their_bytes_are_whole() -
         (RowSelection(tables=((None, "items"),)), (1, 3)),
     ):
         start, stop = spans[wanted[0]][0], spans[wanted[-1]][1]
-        assert segment.groups(footer, selection, info) == Groups(wanted, 4, start, stop)
+        assert file_format.groups(footer, selection, info) == Groups(wanted, 4, start, stop)
         # Files of older versions have no bounds of their groups: the pages' own lie within them.
-        found = segment.groups(footer, selection)
+        found = file_format.groups(footer, selection)
         assert (found.wanted, found.count) == (wanted, 4)
         assert start <= found.start < found.stop <= stop
-    assert segment.groups(footer, RowSelection(after=(900, 0)), info) == Groups((), 4, 0, 0)
+    assert file_format.groups(footer, RowSelection(after=(900, 0)), info) == Groups((), 4, 0, 0)
 
 
 def test_a_group_without_a_time_in_each_row_has_no_bounds_of_time() -> None:
     data, _ = written(
         replaced(rows(0, 10), "commit_time", [None, *[0] * 9]), rows(10, 10), rows(20, 10)
     )
-    footer = segment.footer_of(data)
-    assert segment.groups(footer, RowSelection(from_time_us=2 * DAY_US)).wanted == (0, 2)
-    assert segment.first_time_us(footer) is None
+    footer = file_format.footer_of(data)
+    assert file_format.groups(footer, RowSelection(from_time_us=2 * DAY_US)).wanted == (0, 2)
+    assert file_format.first_time_us(footer) is None
     data, _ = written(rows(20, 10), rows(10, 10))
-    assert segment.first_time_us(segment.footer_of(data)) == DAY_US
+    assert file_format.first_time_us(file_format.footer_of(data)) == DAY_US
     empty, _ = written()
-    assert segment.first_time_us(segment.footer_of(empty)) is None
+    assert file_format.first_time_us(file_format.footer_of(empty)) is None
 
 
 def test_a_group_without_statistics_is_read() -> None:
@@ -195,14 +195,14 @@ def test_a_group_without_statistics_is_read() -> None:
         RowSelection(from_time_us=DAY_US),
         RowSelection(tables=((None, "x"),)),
     ):
-        assert segment.groups(pq.read_metadata(io.BytesIO(data)), selection).wanted == (0,)
+        assert file_format.groups(pq.read_metadata(io.BytesIO(data)), selection).wanted == (0,)
         assert numbers(data, selection) == []
 
 
 def test_every_page_has_a_checksum_that_other_readers_can_verify() -> None:
     data, info = written(rows(0, 1000))
     assert info.page_checksums
-    start = segment.groups(segment.footer_of(data), ALL).start
+    start = file_format.groups(file_format.footer_of(data), ALL).start
     spoiled = 0
     for at in range(start + 60, start + 400, 7):
         changed = bytearray(data)
@@ -219,16 +219,16 @@ def test_every_page_has_a_checksum_that_other_readers_can_verify() -> None:
 def test_a_large_table_is_written_as_groups_of_the_usual_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(segment, "GROUP_ROWS", 20)
+    monkeypatch.setattr(file_format, "GROUP_ROWS", 20)
     data, info = written(rows(0, 50))
-    footer = segment.footer_of(data)
+    footer = file_format.footer_of(data)
     assert [footer.row_group(place).num_rows for place in range(3)] == [20, 20, 10]
     assert numbers(data) == list(range(50))
     assert [start for start, _, _ in info.groups][1:] == [stop for _, stop, _ in info.groups][:-1]
 
 
 def test_the_size_of_a_writer_is_that_of_its_groups() -> None:
-    writer = SegmentWriter()
+    writer = WalFileEncoder()
     assert writer.size == 0
     writer.add(rows(0, 10))
     one = writer.size
@@ -242,13 +242,13 @@ def test_changed_bytes_of_a_group_are_noticed_where_that_group_is_wanted() -> No
     data, info = written(rows(0, 10), rows(10, 10))
     changed = bytearray(data)
     changed[info.groups[1][0] + 5] ^= 1
-    segment.verify_groups(changed, info, (0,))
+    file_format.verify_groups(changed, info, (0,))
     with pytest.raises(WalFileCorruptError, match="a row group has checksum"):
-        segment.verify_groups(changed, info, (0, 1))
+        file_format.verify_groups(changed, info, (0, 1))
     with pytest.raises(WalFileCorruptError, match="its bytes have checksum"):
-        segment.verify(changed, info)
-    segment.verify(data, info)
-    segment.verify_groups(changed, replace(info, groups=()), (0, 1))
+        file_format.verify(changed, info)
+    file_format.verify(data, info)
+    file_format.verify_groups(changed, replace(info, groups=()), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -262,36 +262,36 @@ def test_changed_bytes_of_a_group_are_noticed_where_that_group_is_wanted() -> No
 )
 def test_an_end_that_is_none_is_refused(tail: bytes, match: str) -> None:
     with pytest.raises(WalFileCorruptError, match=match):
-        segment.footer_of(tail)
+        file_format.footer_of(tail)
 
 
 def test_a_parquet_file_of_someone_else_is_refused() -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"a": [1]}), sink)
     with pytest.raises(WalFileCorruptError, match="not part of an archive"):
-        segment.info_of(segment.footer_of(sink.getvalue()))
+        file_format.info_of(file_format.footer_of(sink.getvalue()))
 
 
 def test_a_footer_is_read_from_just_its_own_bytes_and_its_seal() -> None:
     data, info = written(rows(0, 10))
-    need = segment.footer_bytes(data) + segment.SEAL_BYTES
-    assert segment.info_of(segment.footer_of(data[-need:])) == info
-    assert segment.info_of(segment.footer_of(data[-need - 1 :])) == info
-    for short in (1, segment.SEAL_BYTES):
+    need = file_format.footer_bytes(data) + file_format.SEAL_BYTES
+    assert file_format.info_of(file_format.footer_of(data[-need:])) == info
+    assert file_format.info_of(file_format.footer_of(data[-need - 1 :])) == info
+    for short in (1, file_format.SEAL_BYTES):
         with pytest.raises(WalFileCorruptError, match="its footer"):
-            segment.footer_of(data[-need + short :])
+            file_format.footer_of(data[-need + short :])
 
 
 def test_a_part_and_an_end_are_put_where_they_were() -> None:
-    assert segment.assembled(10, 2, b"ab", b"xyz") == bytearray(b"\0\0ab\0\0\0xyz")
+    assert file_format.assembled(10, 2, b"ab", b"xyz") == bytearray(b"\0\0ab\0\0\0xyz")
 
 
 def test_times_are_utcs_if_they_do_not_say_otherwise() -> None:
     noon = datetime(1970, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001  # as a user may write it
-    assert segment.time_us(noon) == 12 * 3_600_000_000 + 1
-    assert segment.time_us(noon.replace(tzinfo=UTC)) == 12 * 3_600_000_000 + 1
+    assert file_format.time_us(noon) == 12 * 3_600_000_000 + 1
+    assert file_format.time_us(noon.replace(tzinfo=UTC)) == 12 * 3_600_000_000 + 1
     east = timezone(timedelta(hours=1))
-    assert segment.time_us(noon.replace(tzinfo=east)) == 11 * 3_600_000_000 + 1
+    assert file_format.time_us(noon.replace(tzinfo=east)) == 11 * 3_600_000_000 + 1
 
 
 def batch_of(*places: tuple[int, int]) -> pa.RecordBatch:
@@ -441,5 +441,5 @@ def test_rows_without_a_table_belong_to_no_chosen_table_and_gaps_to_each() -> No
         ([("public", "t"), (None, "u")], [0, 2, 4]),
         ([], [4]),
     ):
-        chosen = segment._of_tables(pc, batch, tables).to_pylist()
+        chosen = file_format._of_tables(pc, batch, tables).to_pylist()
         assert [place for place, is_chosen in enumerate(chosen) if is_chosen] == places

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.lake.compaction import compact
 from headrace.lsn import format_lsn
-from headrace.sql import copied_tables
-from headrace.sql.copies import CopyEmptyError, CopyTooLargeError, OtherDefinitionError
+from headrace.sql import lake_copy_tables
+from headrace.sql.lake_copy import CopyEmptyError, CopyTooLargeError, OtherDefinitionError
 from headrace.sql.older_cuts import NoSuchCutError
 from headrace.sql.pins import PinExpiredError
 from tests.oracle.lake import ForeignLake
@@ -413,7 +413,7 @@ def test_an_older_cut_lacks_tables_that_have_other_columns_now(
 
 
 def test_many_deleted_rows_take_no_memory(lake: LocalLake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.sql.copied_tables.DEAD_ROWS_MIN", 100)
+    monkeypatch.setattr("headrace.sql.lake_copy_tables.DEAD_ROWS_MIN", 100)
     copy = ReadableCopy(lake.folder)
     copy.copy.advance()
     for number in range(40):
@@ -439,15 +439,15 @@ def test_a_feed_holds_few_rows_besides_the_copy(
     lake.create()
     lake.insert(range(60_000), "x" * 400)
     lake.cut()
-    monkeypatch.setattr(copied_tables, "BATCH_ROWS", 2000)
-    read, held = copied_tables.read_rows, []
+    monkeypatch.setattr(lake_copy_tables, "BATCH_ROWS", 2000)
+    read, held = lake_copy_tables.read_rows, []
 
     def read_rows(*given: Any) -> Iterator[pa.Table]:
         for rows in read(*given):
             yield rows
             held.append(pa.total_allocated_bytes())
 
-    monkeypatch.setattr(copied_tables, "read_rows", read_rows)
+    monkeypatch.setattr(lake_copy_tables, "read_rows", read_rows)
     copy = ReadableCopy(tmp_path)
     copy.copy.advance()
     assert len(held) > 25
