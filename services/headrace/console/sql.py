@@ -244,7 +244,8 @@ class SqlRuns:
         except psycopg.Error as error:
             run.state, run.sqlstate = "failed", error.sqlstate
             run.error = error.diag.message_primary or _first_line(error)
-        except Exception as error:  # noqa: BLE001  # a run that never ends would take another's place
+        # A run that never ends would take the place of another.
+        except Exception as error:  # noqa: BLE001
             log.crash("sql_run_failed", error)
             run.state, run.error = "failed", "The console failed: see its log."
         run.seconds = time.monotonic() - run.began

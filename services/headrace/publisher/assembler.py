@@ -2,8 +2,8 @@
 
 Promises: positions strictly increase; the same WAL gives the same ids and positions on every
 replay; an event is held back until it is known whether it is its transaction's last. `feed` yields
-what to publish (`PublishedEvent`) and, when everything before an LSN is complete, a `CompleteUpTo`;
-`take` does so for many messages together, if that needs nothing else.
+what to publish, and a `CompleteUpTo` when everything before an LSN is complete; `take` does so for
+many messages together.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class CompleteUpTo:
     whole: bool
 
 
+Assembled = PublishedEvent | CompleteUpTo
 # A row written up to the field that says whether it is its transaction's last, the rest of the
 # payload, its position, subject, id and both. Not a class, which would cost as much as reading a
 # column.
@@ -114,11 +115,11 @@ class Assembler:
         self._lsn = -1
         self._repeats: dict[str, int] = {}
         self._quick_bytes_max = payload_bytes_max - quick_events.AROUND_BYTES_MAX
-        self._taken: list[PublishedEvent | CompleteUpTo] = []
+        self._taken: list[Assembled] = []
         # The catalog's facts about relations that the current message describes.
         self._now: Mapping[int, RelationNow] | None = None
         # The items that `feed` will yield next.
-        self._out: list[PublishedEvent | CompleteUpTo] = []
+        self._out: list[Assembled] = []
         self._takers: dict[type, Callable[[int, Any], None]] = {
             messages.Insert: self._insert,
             messages.Update: self._update,
@@ -148,11 +149,9 @@ class Assembler:
         if self.cursor.transaction is None:
             yield CompleteUpTo(lsn, whole=False)
 
-    def feed(
-        self, lsn: int, message: messages.PgoutputMessage
-    ) -> list[PublishedEvent | CompleteUpTo]:
+    def feed(self, lsn: int, message: messages.PgoutputMessage) -> list[Assembled]:
         """Process the next message; yields what it completes."""
-        out: list[PublishedEvent | CompleteUpTo] = []
+        out: list[Assembled] = []
         self._out = out
         take = self._takers.get(type(message))
         # Types and origins contain nothing to deliver; relations come through `learn`.
@@ -176,10 +175,9 @@ class Assembler:
                 at += 1
         return at
 
-    def taken(self) -> list[PublishedEvent | CompleteUpTo]:
+    def taken(self) -> list[Assembled]:
         """The items that `take` has produced since the last call."""
-        taken = self._taken
-        self._taken = []
+        taken, self._taken = self._taken, []
         return taken
 
     def _take_plainly(self, lsn: int, data: bytes) -> bool:
@@ -209,7 +207,7 @@ class Assembler:
 
     def feed_claim(
         self, lsn: int, message: messages.LogicalMessage, now: Mapping[int, RelationNow]
-    ) -> list[PublishedEvent | CompleteUpTo]:
+    ) -> list[Assembled]:
         """`feed` for such a message, with the facts of the relations that exist."""
         self._now = now
         try:

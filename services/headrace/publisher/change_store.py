@@ -21,7 +21,7 @@ from headrace.pgoutput.messages import LogicalMessage, Relation
 from headrace.postgres.facts import UNKNOWN_SERVER, ServerIdentity
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
-from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
+from headrace.publisher.assembler import Assembled, CompleteUpTo, PublishedEvent
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.durability import Hold
@@ -242,7 +242,7 @@ class StreamChangeStore:
             return
         await self._deliver(items)
 
-    async def _decoded(self, lsn: int, message: bytes) -> list[PublishedEvent | CompleteUpTo]:
+    async def _decoded(self, lsn: int, message: bytes) -> list[Assembled]:
         assembler = self._assembler
         decoded = decode(message)
         if isinstance(decoded, LogicalMessage) and (claimed := assembler.doubts(decoded)):
@@ -255,7 +255,7 @@ class StreamChangeStore:
         assembler.learn(TableEvents.of(shape, known_key))
         return []
 
-    async def _deliver(self, items: list[PublishedEvent | CompleteUpTo]) -> None:
+    async def _deliver(self, items: list[Assembled]) -> None:
         items = await self._parts.compression.of(items)
         rows: list[PublishedEvent] = []
         for item in items:

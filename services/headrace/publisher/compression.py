@@ -23,7 +23,7 @@ from headrace.contract.dictionaries import Compressor
 from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
 from headrace.jetstream.provisioning import LARGE_MARGIN_S
 from headrace.jetstream.state import Cell
-from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
+from headrace.publisher.assembler import Assembled, PublishedEvent
 from headrace.publisher.event_delivery import lane_of
 from headrace.settings import DeliveryMode, Settings
 
@@ -119,13 +119,11 @@ class Compression:
             log.warning("dictionary_missing", id=dictionary_id, reason=str(error))
             return None
 
-    async def of(
-        self, items: list[PublishedEvent | CompleteUpTo]
-    ) -> list[PublishedEvent | CompleteUpTo]:
+    async def of(self, items: list[Assembled]) -> list[Assembled]:
         """The same items, with row events compressed if that is wanted and helps."""
         if not self._wanted:
             return items
-        found: list[PublishedEvent | CompleteUpTo] = []
+        found: list[Assembled] = []
         for item in items:
             if isinstance(item, PublishedEvent) and item.advances:
                 found.append(await self._one(item))
