@@ -40,6 +40,8 @@ class Reader:
     next_seq: int
     given: int = 0
     acknowledged: int = 0
+    # By the reader's own numbers.
+    acknowledged_number: int = 0
     requests: list[Request] = field(default_factory=list)
 
     def wants(self, subject: str) -> bool:
@@ -99,8 +101,14 @@ class ReaderServer(Server):
             words = subject.split(".")
             self.asked.append(f"ACK {words[5]}")
             reader = self.streams[words[2]].consumers.get(words[3])
-            if reader is not None:
-                reader.acknowledged = max(reader.acknowledged, int(words[5]))
+            seq, number = int(words[5]), int(words[6])
+            # As the server: an acknowledgement counts if it is beyond the last one in both.
+            if (
+                reader is not None
+                and seq > reader.acknowledged
+                and number > reader.acknowledged_number
+            ):
+                reader.acknowledged, reader.acknowledged_number = seq, number
             return
         super().publish(subject, reply, headers, payload)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nats.js import JetStreamContext
-from nats.js.errors import KeyNotFoundError, NoKeysError
+from nats.js.errors import NoKeysError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
@@ -183,10 +183,7 @@ class Compression:
         self._kept["retired"] = [entry for entry in self._kept["retired"] if entry not in over]
         await self._cell.write(self._kept)
         for old, _ in over:
-            try:
-                await self._state.delete(dictionaries.key(old))
-            except KeyNotFoundError:
-                continue
+            await self._state.delete(dictionaries.key(old))
 
     def _is_over(self, retired_at: int, now: int) -> bool:
         """Whether no message of the stream can need it any more."""

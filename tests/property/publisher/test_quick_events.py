@@ -14,6 +14,7 @@ from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Relation, RelationColumn
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, CompleteUpTo, PublishedEvent
+from headrace.publisher.quick_events import writer
 from headrace.publisher.table_events import TableEvents
 
 RELATIONS = (16_385, 0xFFFF_FFFE)
@@ -156,3 +157,20 @@ def test_what_is_wrong_with_a_message_is_left_with_nothing_done() -> None:
     made.cursor.pass_over()
     assert made.take(entries, 4) == 5
     assert [item.msg_id[:3] for item in made.taken() if isinstance(item, PublishedEvent)] == ["5c-"]
+
+
+def test_only_new_rows_and_updates_have_a_fast_path() -> None:
+    described = Relation(RELATIONS[0], "public", "t", "d", (RelationColumn(True, "id", 20, -1),))
+    options = ValueOptions(Encoding.JSON)
+    table = TableEvents.of(RelationShape.of(described, TableFacts(("id",)), options))
+    found = {
+        (kind.operation, with_old)
+        for kind in (table.insert, table.update, table.delete, table.truncate)
+        for with_old in (False, True)
+        if writer(table, kind, "slot", Encoding.JSON, with_old=with_old)
+    }
+    assert found == {
+        ("INSERT", False),
+        ("UPDATE", False),
+        ("UPDATE", True),
+    }

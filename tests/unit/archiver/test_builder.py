@@ -603,3 +603,15 @@ def test_the_open_file_holds_little_more_than_its_rows_texts() -> None:
     assert made.rows == count
     # Its values, its key, the one before it, and Python's objects for them.
     assert held < count * (len(wide) + 1_000)
+
+
+@pytest.mark.parametrize(
+    ("identity", "key"), [("f", "id"), ("n", "id"), ("i", "note"), ("d", "note")]
+)
+def test_the_catalog_names_the_key_where_the_identity_is_none(identity: str, key: str) -> None:
+    columns = tuple(
+        replace(column, is_key=identity == "f" or (identity != "n" and column.name == "note"))
+        for column in relation().columns
+    )
+    made = replace(relation(), replica_identity=identity, columns=columns)
+    assert described(made, TableFacts(("id",))).key == (key,)

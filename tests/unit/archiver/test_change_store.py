@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.archive.errors import ArchiveUnreachableError, FileTakenError
+from headrace.archive.errors import ArchiveUnreachableError, FileTakenError, StoreUnfitError
 from headrace.archive.file_format import footer_of, info_of
 from headrace.archive.layout import file_name
 from headrace.archive.store import Get, Store
@@ -267,6 +267,17 @@ async def test_closing_waits_for_the_thread_that_encodes(archiver: Archiver) -> 
     await closing
 
 
+async def test_nothing_is_archived_in_a_store_that_would_overwrite_a_file(
+    archiver: Archiver,
+) -> None:
+    def unfit() -> None:
+        raise StoreUnfitError("it would overwrite a file")
+
+    archiver.store.prepare = unfit  # type: ignore[method-assign]  # a folder is never unfit
+    with pytest.raises(StoreUnfitError):
+        await archiver.open()
+
+
 async def test_a_file_that_waits_inside_a_transaction_is_not_closed(archiver: Archiver) -> None:
     sink = await archiver.open()
     await archiver.take(*transaction(100, b"1")[:-1])
@@ -368,11 +379,16 @@ async def test_an_encoded_file_beyond_the_limit_waits_for_the_one_that_is_writte
     # Two row groups fit as well.
     await archiver.take(*transaction(200, b"1", b"2", b"3")[:-1])
     assert sink._writing is not None
-    monkeypatch.setattr(archive_sink, "HELD_BYTES_MAX", 0)
+    # Neither file is too large on its own.
+    monkeypatch.setattr(archive_sink, "HELD_BYTES_MAX", sink._writing_bytes + 1)
     waiting = asyncio.create_task(archiver.take(row(b"4")))
-    await archiver.waits()
-    assert not waiting.done()
-    release.set()
+    try:
+        async with asyncio.timeout(20):
+            await archiver.waits()
+        assert not waiting.done()
+    finally:
+        # A thread that waits would keep the process.
+        release.set()
     assert (await waiting).lsn == 110
     await archiver.take(commit(200))
     assert (await sink.store(Demand.ALL)).lsn == 210

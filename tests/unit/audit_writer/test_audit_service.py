@@ -382,9 +382,14 @@ async def test_a_search_that_cannot_be_read_or_answered_says_why(
     assert (await page().changes(wrong)).status == 400
     answering(SettingError("no"))
     assert (await page().changes(asked())).status == 400
-    for error in (TimeoutError(), asyncpg.PostgresError("cancelled")):
+    for error, reason in (
+        (TimeoutError(), "the search took too long"),
+        (asyncpg.PostgresError("cancelled"), "cancelled"),
+    ):
         answering(error)
-        assert (await page().changes(asked())).status == 503
+        refused = await page().changes(asked())
+        assert refused.status == 503
+        assert reason in str(refused.text)
     answering(None)
     answer = await page().changes(asked())
     assert answer.status == 200

@@ -361,6 +361,18 @@ def test_acknowledgements_are_sent_now_and_then_and_at_the_end(nats: VirtualNats
     assert acknowledged == ["ACK 100", "ACK 200", "ACK 249"]
 
 
+def test_a_program_that_takes_events_acknowledges_them_when_it_settles(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> None:
+        await asyncio.sleep(1.0)
+        await consumer.take(1.0)
+        await consumer.settle(2)
+
+    put(nats, 1, 2, 3)
+    reading(nats, use, NAMED)
+    nats.past(1.0)
+    assert [said for said in nats.server.asked if said.startswith("ACK")] == ["ACK 2"]
+
+
 def test_events_skipped_by_position_are_acknowledged_too(nats: VirtualNats) -> None:
     put(nats, 1, 2)
     put(nats, 1, 2)

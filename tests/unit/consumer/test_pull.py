@@ -340,6 +340,28 @@ def test_unacknowledged_messages_are_acknowledged_through_a_new_consumer(
     assert pulling(nats, use, durable="reader") == [1, 2, 3, 4, 5, 6], "each is given out once"
 
 
+def test_nothing_is_acknowledged_in_the_name_of_a_consumer_that_is_gone(
+    nats: VirtualNats,
+) -> None:
+    """Its numbers may be ahead of the new one's, which would then take no acknowledgement."""
+
+    async def use(pull: Pull) -> list[int]:
+        await rest(pull, quiet_s=1.0)
+        await pull.done(3)
+        await asyncio.sleep(1.0)
+        nats.server.deleted(cdc(nats), "reader")
+        await rest(pull, quiet_s=10.0)
+        found = []
+        for seq in (4, 5):
+            await pull.done(seq)
+            await asyncio.sleep(1.0)
+            found.append(cdc(nats).consumers["reader"].acknowledged)
+        return found
+
+    put(nats, 5)
+    assert pulling(nats, use, durable="reader") == [4, 5]
+
+
 def test_a_durable_consumer_stays_and_another_is_deleted(nats: VirtualNats) -> None:
     put(nats, 1)
     pulling(nats, rest, durable="reader")
@@ -408,6 +430,7 @@ def test_a_request_that_fails_gives_its_messages_back(
         with pytest.raises(OSError, match="broken"):
             await pull.read(0)
         assert pull.has_more
+        assert pull._room.held == 40, "they take room still"
         monkeypatch.setattr(pull.client, "publish", publish)
         # The request that failed counts as sent, until nothing was heard for a while.
         return await rest(pull, quiet_s=20.0)
@@ -431,6 +454,27 @@ def test_a_broken_connection_is_followed_by_a_new_consumer(nats: VirtualNats) ->
     found, before, now = pulling(nats, use)
     assert found == [1, 2, 3, 4]
     assert before != now
+
+
+def test_nothing_of_the_consumer_from_before_a_reconnect_is_taken(nats: VirtualNats) -> None:
+    """It may be from an older store, with the same counts."""
+
+    async def use(pull: Pull) -> list[int]:
+        found = await rest(pull, quiet_s=1.0)
+        connection = pull.client.connection  # type: ignore[attr-defined]  # the simulation's
+        connection.drop()
+        connection.client.lost(connection)
+        await asyncio.sleep(1.0)
+        assert pull.client.stats["reconnects"] == 1
+        # The old consumer gives it out, and nobody looks at the connection meanwhile.
+        put(nats, 1)
+        await asyncio.sleep(1.0)
+        assert cdc(nats).consumers[pull._name].given == 3
+        assert not pull.has_more
+        return found + await rest(pull)
+
+    put(nats, 2)
+    assert pulling(nats, use) == [1, 2, 3]
 
 
 def test_each_message_has_its_subject_payload_and_header(nats: VirtualNats) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from nats.errors import Error as NatsError
 
 from headrace.contract import events
 from headrace.contract.events import ID_HEADER
@@ -283,6 +284,22 @@ async def test_what_was_removed_and_is_still_known_by_its_id_is_stored_again(
         assert nats.stored[-1].headers["Nats-Msg-Id"] == expected(9)[-1]
 
 
+# A refused group is stored without any id that the server compares.
+@pytest.mark.parametrize("way", [ChainPipe, FastPipe])
+@on_virtual_time
+async def test_only_a_message_whose_id_the_server_knows_already_is_stored_without_it(
+    way: Callable[..., Pipe],
+) -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        known = expected(5)[4]
+        nats.cdc.store("cdc.b.insert", {"Nats-Msg-Id": known}, b'{"source": "b"}', 0.0)
+        one = await opened(nats, way)
+        await one.deliver(30)
+        assert ids(nats) == expected(30)
+        own = [message.headers.get("Nats-Msg-Id") for message in nats.stored[1:]]
+        assert own == [None if one == known else one for one in expected(30)]
+
+
 @each_way
 async def test_behind_a_replaced_connection_nothing_is_published(
     nats: SimulatedNats, one: Publisher
@@ -482,6 +499,47 @@ async def test_after_close_no_answer_is_heard(nats: SimulatedNats, one: Publishe
     await asyncio.sleep(1)
     assert ids(nats) == expected(3)
     assert one.stored == stored
+
+
+@on_pipes(ChainPipe)
+async def test_a_message_that_the_client_cannot_send_ends_the_pipe(
+    nats: SimulatedNats, one: Publisher
+) -> None:
+    await one.deliver(1)
+    broken = mock.AsyncMock(side_effect=NatsError("outbound buffer limit exceeded"))
+    with (
+        mock.patch.object(one.client, "publish", broken),
+        pytest.raises(IngestError, match="outbound buffer limit"),
+    ):
+        await one.deliver(1)
+    with pytest.raises(IngestError, match="outbound buffer limit"):
+        await one.deliver(1)
+    assert ids(nats) == expected(1)
+
+
+@on_virtual_time
+async def test_behind_a_break_nothing_is_sent_again_before_all_is_answered() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        # Another source's message has the id of our third.
+        nats.cdc.store("cdc.b.insert", {"Nats-Msg-Id": expected(3)[2]}, b'{"source": "b"}', 0.0)
+        one = await opened(nats, ChainPipe)
+        await one.deliver(1)
+        answers: list[tuple[Any, ...]] = []
+        answer = nats.server.answer
+
+        def held(*given: Any) -> None:
+            answers.append(given)
+            if len(answers) != 3:
+                answer(*given)
+
+        with mock.patch.object(nats.server, "answer", held):
+            await one.publish(3)
+            going = asyncio.ensure_future(one.pipe.drain())
+            await asyncio.sleep(ACK_TIMEOUT_S / 2)
+            assert len(answers) == 3, "the fourth message may be stored yet"
+            answer(*answers[2])
+            await going
+        assert ids(nats) == expected(4)
 
 
 # Only atomic groups.

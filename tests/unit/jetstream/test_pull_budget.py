@@ -49,6 +49,21 @@ def test_what_is_asked_for_and_held_never_exceeds_the_bounds_and_never_stands_st
     assert room.asked or room.ask()
 
 
+@pytest.mark.parametrize(
+    ("free", "asked"),
+    [((9, 600), None), ((10, 600), (10, 600)), ((12, 499), None), ((12, 500), (12, 500))],
+)
+def test_more_is_asked_for_as_soon_as_half_of_both_bounds_is_free(
+    free: tuple[int, int], asked: tuple[int, int] | None
+) -> None:
+    room = Room(MESSAGES_MAX, BYTES_MAX)
+    room.ask()
+    room.arrived(MESSAGES_MAX, BYTES_MAX)
+    room.hold(MESSAGES_MAX, BYTES_MAX)
+    room.read(*free)
+    assert room.ask() == asked
+
+
 def test_a_message_larger_than_the_window_is_asked_for_alone_and_of_any_size() -> None:
     room = Room(MESSAGES_MAX, BYTES_MAX)
     assert room.ask() == (20, 1000)

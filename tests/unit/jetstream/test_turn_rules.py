@@ -95,6 +95,16 @@ async def test_a_publisher_alone_begins_at_once_and_says_only_that_it_wants_to()
 
 
 @on_virtual_time
+async def test_a_publisher_that_never_had_to_ask_passes_no_turn() -> None:
+    async with site() as one:
+        alone = await one.publisher("a")
+        assert not alone.turns.pass_on(more=False)
+        await asyncio.sleep(1)
+        assert one.notes == []
+        await alone.turns.close()
+
+
+@on_virtual_time
 async def test_a_turn_ends_for_a_waiting_publisher_that_is_near_and_later_for_one_far_behind() -> (
     None
 ):

@@ -20,6 +20,7 @@ from headrace.confirming.relation_shape import RelationShape
 from headrace.confirming.relations import value_options
 from headrace.errors import DecodeError
 from headrace.jetstream.state import Cell
+from headrace.metrics.counters import Counters
 from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import TableFacts
 from headrace.process.health import Health
@@ -219,6 +220,18 @@ async def test_a_stop_stores_everything_that_is_whole_and_waits_for_it(mode: str
         assert told(nats) == ["a", "b", "c"]
         assert (stored.lsn, stored.waiting) == (0x400, False)
         assert (await progress(nats))["confirmed_lsn"] == 0x400
+
+
+# The pipe of whole transactions subscribes to nothing.
+@pytest.mark.parametrize("mode", ["event", "batch"])
+@on_virtual_time
+async def test_the_end_of_a_run_leaves_no_subscription(mode: str) -> None:
+    of = settings(mode)
+    async with simulated_nats(of) as nats:
+        client = nats.client()
+        async with run_parts.opened(client, of, Counters()):
+            assert client._subs
+        assert not client._subs
 
 
 @each_mode
@@ -446,6 +459,22 @@ async def test_messages_that_are_missing_when_a_run_begins_are_a_gap_before_anyt
                 await heir.take(*LOG)
                 await heir.sink.store(Demand.ALL)
         assert len(told(nats)) == 4, "changes up to the last one are not delivered again"
+
+
+@on_virtual_time
+async def test_a_frames_processing_time_is_how_long_it_took() -> None:
+    describe = Catalog.describe
+
+    async def slow(*given: Any) -> RelationShape:
+        await asyncio.sleep(0.25)
+        return await describe(*given)
+
+    of = settings()
+    async with simulated_nats(of) as nats, running(nats, of) as one:
+        await one.sink.on_epoch(opening())
+        with mock.patch.object(Catalog, "describe", slow):
+            await one.take(*LOG)
+        assert one.figure("last_processing_time_us") == pytest.approx(250_000, rel=0.1)
 
 
 @on_virtual_time

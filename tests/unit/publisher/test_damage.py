@@ -154,6 +154,17 @@ async def test_holes_between_the_same_messages_are_one_gap_and_others_are_their_
 
 
 @on_virtual_time
+async def test_a_hole_of_others_hides_no_gap_behind_it() -> None:
+    async with simulated_nats(SETTINGS) as nats:
+        line = Line(nats)
+        # The first two of ours follow each other without a place between.
+        line.store(event(0x1F), event(0x18, source="b"), event(0x20), event(0x30), event(0x40))
+        line.lose(2, 2)
+        line.lose(4, 4)
+        assert await line.report() == [(0x20, 0x40)]
+
+
+@on_virtual_time
 async def test_a_gap_is_reported_once_and_a_new_one_beside_it() -> None:
     async with simulated_nats(SETTINGS) as nats:
         line = Line(nats)

@@ -20,6 +20,13 @@ def test_an_lsn_is_confirmed_when_its_interval_is_over_and_not_before() -> None:
     assert hold.confirmable(200, 20.0) == 200
 
 
+def test_an_lsn_that_is_acknowledged_again_is_not_held_longer() -> None:
+    hold = Hold(10)
+    for now in (0.0, 0.1, 5.0, 9.9):
+        assert hold.confirmable(100, now) == 0
+    assert hold.confirmable(100, 10.0) == 100
+
+
 def test_a_new_epoch_confirms_nothing_that_has_not_come_by_again() -> None:
     hold = Hold(10)
     hold.confirmable(100, 0.0)

@@ -16,6 +16,7 @@ from headrace.publisher.schema_book import (
     CatalogReading,
     CatalogTable,
     Entry,
+    FilesReading,
     SchemaBook,
     SchemaReport,
 )
@@ -183,6 +184,24 @@ def test_the_catalog_shows_a_rewrite_by_files_and_definitions_of_columns(
 ) -> None:
     told = book().compare(reading(30, storage))
     assert kinds(told) == ([("table_rewritten", True)] if reported else [])
+
+
+def test_new_files_that_the_catalog_showed_beside_a_change_are_not_reported_after_it() -> None:
+    told = book()
+    changed = replace(shape(), replica_identity="f")
+    (report,) = told.compare(reading(30, NEW, tables=(changed,)))
+    assert (report.version, report.resync) == (2, False)
+    assert heard(told, "table_rewrite", now(NEW, lsn=30)) == []
+
+
+def test_new_files_that_a_row_came_with_are_still_reported_by_the_trigger() -> None:
+    told = book()
+    report = told.check(
+        replace(shape(), replica_identity="f"), Position(11, 0), 11, 5, FilesReading(NEW, 12, 9)
+    )
+    assert report is not None
+    assert not report.resync
+    assert kinds(heard(told, "table_rewrite", now(NEW))) == [("table_rewritten", True)]
 
 
 def test_a_reading_from_before_the_last_one_says_nothing() -> None:

@@ -44,6 +44,8 @@ def test_with_the_default_identity_the_message_names_the_key(
         (TableFacts(ID, columns=THERE), None, ID),
         # Its key is from later; the table is gone.
         (TableFacts(ID, key_is_later=True, columns=THERE), CODE, CODE),
+        # Every column is part of the stream's key.
+        (TableFacts(ID, key_is_later=True, columns=THERE), ("code", "id"), ("code", "id")),
         (TableFacts(), CODE, CODE),
         (TableFacts(), None, ()),
         # The stream's key has columns that this message lacks.
