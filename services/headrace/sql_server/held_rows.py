@@ -5,6 +5,8 @@ They are read when the cursor is declared, so no later statement needs the cut, 
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -26,41 +28,37 @@ class HeldRows:
 
     def __init__(self, forms: tuple[int, ...]) -> None:
         self._forms = forms
-        self._messages: list[bytes] = []
-        self._next = 0
+        self._messages: deque[bytes] = deque()
         self.size = 0
 
     def add(self, data: bytes) -> None:
         """Keep DataRow messages."""
-        self._messages += _split(data)
-        self.size += len(data)
+        for message in _split(data):
+            self._messages.append(message)
+            self.size += sys.getsizeof(message)
 
     async def parts(self, forms: Sequence[int], rows_max: int) -> AsyncIterator[tuple[int, bytes]]:
         """The next messages, so many at most (0: all), and how many they are."""
         # Only messages were kept, and a text can't be made binary without its value.
         if tuple(forms) != self._forms:
             raise refused(NOT_SUPPORTED, "a cursor that is read in two forms is not supported")
-        wanted = self._messages[self._next :]
-        if rows_max:
-            wanted = wanted[:rows_max]
-        for part in _parts(wanted):
-            # Before they are sent: a fetch that breaks off must not give rows twice.
-            self._next += len(part)
+        left = rows_max or len(self._messages)
+        while left > 0 and self._messages:
+            # Taken before they are sent: a fetch that breaks off must not give rows twice.
+            part = self._taken(left)
+            left -= len(part)
             yield len(part), b"".join(part)
 
-
-def _parts(messages: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The messages in groups that are sent together."""
-    part: list[bytes] = []
-    size = 0
-    for message in messages:
-        part.append(message)
-        size += len(message)
-        if size > _SEND_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+    def _taken(self, count: int) -> list[bytes]:
+        """Messages that are sent together, so many at most."""
+        part: list[bytes] = []
+        size = 0
+        while self._messages and len(part) < count and size <= _SEND_BYTES:
+            message = self._messages.popleft()
+            part.append(message)
+            size += len(message)
+            self.size -= sys.getsizeof(message)
+        return part
 
 
 def _split(data: bytes) -> Iterator[bytes]:

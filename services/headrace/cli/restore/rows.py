@@ -118,7 +118,17 @@ def _bring_back(live: LiveRows, found: RestoredTable, wanted: RowsWanted, consol
     if not wanted.yes:
         typer.confirm(f"Change these rows of {name}?", abort=True)
     # The rows are compared again there: someone may have changed them during the question.
-    done = live.apply(discard_later=wanted.discard_later)
+    try:
+        done = live.apply(discard_later=wanted.discard_later)
+    except psycopg.OperationalError as error:
+        # PostgreSQL's own refusals have a code, and change nothing.
+        if error.sqlstate:
+            raise
+        raise RestoreError(
+            f"the connection was lost while rows of {name} were changed",
+            remedy="Either all of these changes were made, or none. Run the command again: it "
+            "compares the rows first.",
+        ) from error
     print(
         f"{name}: {done.inserts} rows inserted, {done.updates} updated, {done.later} deleted, "
         f"{found.target}"
