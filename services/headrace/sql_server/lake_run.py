@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from weakref import WeakSet
 
 import duckdb
 import pyarrow as pa
@@ -91,6 +92,8 @@ class Runner:
         self._lake = lake
         self._pinned: Pinned | None = None
         self._reading: Result | None = None
+        # The transaction's results whose portals are open.
+        self._results: WeakSet[Result] = WeakSet()
         # Whether an error has taken the cut away from the transaction.
         self._lost = False
         # Whether all work on the cut has ended without an error.
@@ -136,6 +139,7 @@ class Runner:
         # A transaction with rows that nobody has read, or after an error, is of no use to others.
         whole = self._whole and (self._reading is None or self._reading.ended)
         self._reading = None
+        self._results.clear()
         self._lost = False
         self._whole = True
         held, self._held = self._held, []
@@ -202,11 +206,17 @@ class Runner:
                 pinned.spare()
             pinned.prepare(relids)
             with pinned.using() as cursor:
-                return _begun(cursor.execute(sql, list(values)).fetch_record_batch(BATCH_ROWS))
+                return _begun(cursor.execute(sql, list(values)).to_arrow_reader(BATCH_ROWS))
 
         reader, first = await self.read(start)
         self._reading = Result(self, pinned, reader, first)
+        self._results.add(self._reading)
         return self._reading
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of rows in memory that no portal of the transaction has fetched yet."""
+        return sum(result.held_bytes for result in self._results)
 
     async def read(self, work: Callable[[], T]) -> T:
         """`run` with DuckDB. An error ends its transaction, and the cut has to be shown again."""
@@ -328,6 +338,11 @@ class Result:
         """Whether DuckDB has no more rows."""
         return self._reader is None
 
+    @property
+    def held_bytes(self) -> int:
+        """The size of its rows that are in memory."""
+        return sum(batch.nbytes for batch in self._waiting)
+
     async def batch(self, rows_max: int = 0) -> pa.RecordBatch | None:
         """The next rows, so many at most (0: any number); None after the last."""
         while not self._waiting:
@@ -346,15 +361,16 @@ class Result:
 
     async def set_aside(self) -> None:
         """Read all rows into memory: another query is about to start."""
-        held = 0
+        # Many portals may be open, so the limit is one of all together.
+        held = self._runner.held_bytes
         while (found := await self._read()) is not None:
             self._waiting.append(found)
             held += found.nbytes
             if held > SET_ASIDE_BYTES_MAX:
                 raise refused(
                     "53200",
-                    "another statement would keep too many rows of an open portal in memory",
-                    hint="Fetch all rows of the portal first, or close it.",
+                    "another statement would keep too many rows of open portals in memory",
+                    hint="Fetch all rows of the portals first, or close them.",
                 )
 
     async def _read(self) -> pa.RecordBatch | None:
