@@ -126,7 +126,7 @@ def _bring_back(live: LiveRows, found: RestoredTable, wanted: RowsWanted, consol
             raise
         raise RestoreError(
             f"the connection was lost while rows of {name} were changed",
-            remedy="Either all of these changes were made, or none. Run the command again: it "
+            remedy="Either all of these changes took effect, or none. Run the command again: it "
             "compares the rows first.",
         ) from error
     print(
