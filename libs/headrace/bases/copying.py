@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
-import orjson
 import pyarrow as pa
 
 from headrace.archive import layout
@@ -23,6 +22,7 @@ from headrace.archive.columns import SCHEMA
 from headrace.archive.file_format import WalFileEncoder
 from headrace.archive.metadata import TableInfo, WalFileInfo
 from headrace.archive.store import Store
+from headrace.contract.json_bytes import compact_json
 from headrace.lsn import Position
 from headrace.postgres.connection import connect_lastingly, explained
 from headrace.postgres.quoting import quote_literal
@@ -169,10 +169,10 @@ def table_of(work: BaseWork, rows: Sequence[Row], exact: Exact, first: int) -> p
     count = len(rows)
     key = work.table.key
     texts = [
-        None if place not in exact else orjson.dumps({"after": exact[place]})
+        None if place not in exact else compact_json({"after": exact[place]})
         for place in range(count)
     ]
-    keys = [orjson.dumps({name: row[name] for name in key}) if key else None for row in rows]
+    keys = [compact_json({name: row[name] for name in key}) if key else None for row in rows]
     columns = {
         "commit_lsn": pa.repeat(work.lsn, count),
         "ordinal": pa.array(range(first, first + count), pa.int64()),
@@ -184,7 +184,7 @@ def table_of(work: BaseWork, rows: Sequence[Row], exact: Exact, first: int) -> p
         "operation": pa.repeat("insert", count),
         "key": _texts(keys),
         "before": pa.nulls(count, pa.string()),
-        "after": _texts([orjson.dumps(row) for row in rows]),
+        "after": _texts([compact_json(row) for row in rows]),
         "unchanged": pa.nulls(count, SCHEMA.field("unchanged").type),
         "schema_version": pa.repeat(work.table.version, count).cast(pa.int32()),
         "exact": _texts(texts),
