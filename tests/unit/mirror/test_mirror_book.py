@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,18 +24,22 @@ from headrace.mirror.mirror_state import (
     seen_by,
     tables_of,
 )
+from headrace.mirror.rules import TableRules
 from headrace.mirror.table import BootstrapRun, Column, Phase, Table, TableState
 from headrace.mirror.target import (
     AlterTable,
+    CarryOver,
     CreateTable,
     DeleteRow,
     DropTable,
     Filled,
     InsertRows,
+    SamePlaceError,
     SwapTables,
     TargetError,
     TruncateTable,
     UpdateRow,
+    finds_one,
     split,
 )
 from tests.support.memory_target import Memory
@@ -211,6 +216,38 @@ def test_a_loaded_table_is_shown_with_its_snapshots_place() -> None:
     assert state.live == Table("public", "a", (ID,))
     assert (state.source, state.run, state.awaited, state.diverged_seq) == ("t", None, False, 0)
     assert (book.loaded, book.awaited) == ([], [])
+
+
+def test_rows_that_only_the_mirror_has_are_carried_over_before_readers_see_the_copy() -> None:
+    marked = TableRules(soft_delete="deleted_at")
+    before, staged = (replace(one, rules=marked) for one in (USERS, RUN.staged))
+    loaded = TableState(
+        "public", "a", Phase.LOADED, before, run=replace(RUN, staged=staged), rules=marked
+    )
+    book = opened(Memory(**followed("b")))
+    book.put(loaded)
+    carried, *rest = book.show(loaded)
+    assert isinstance(carried, CarryOver)
+    assert (carried.table, carried.before) == (staged, before)
+    assert rest == [SwapTables(staged)]
+
+
+def test_two_tables_have_no_place_in_common_unless_one_is_gone() -> None:
+    book = opened(Memory(**followed("a")))
+    as_a = replace(USERS, name="b", rules=TableRules(place=("public", "a")))
+    book.check_place(USERS)
+    with pytest.raises(SamePlaceError):
+        book.check_place(as_a)
+    book.forget(book.tables["a"])
+    book.check_place(as_a)
+
+
+def test_readers_see_the_sources_of_tables_and_of_whole_lanes() -> None:
+    book = opened(Memory(**followed("a", source="t")))
+    book.put(TableState("public", "b", Phase.WANTED, source="u"))
+    book.keep_lanes({"": mark(0, 3), "s": mark(10, 9), "v/public.a": mark(20, 9)})
+    committed(book)
+    assert book.sources == {"s", "t"}
 
 
 def test_a_forgotten_table_has_no_rows_and_an_outdated_past() -> None:
@@ -466,6 +503,18 @@ def test_the_primary_key_identifies_where_the_identity_was_not_sent() -> None:
 
 
 # Keys.
+
+
+def test_a_key_finds_one_row_unless_it_is_the_whole_row_or_more_was_sent() -> None:
+    def finds(table: Table, where: dict[str, Any]) -> bool:
+        return finds_one(table, where, *split(table, where))
+
+    keyless = replace(USERS, primary_key=(), identity=())
+    whole = replace(USERS, primary_key=("id", "name"))
+    assert finds(USERS, {"id": 1})
+    assert not finds(USERS, {"id": 1, "name": "x"})
+    assert not finds(keyless, {"id": 1})
+    assert not finds(whole, {"id": 1, "name": "x"})
 
 
 def test_a_table_is_searched_by_its_key_and_its_identity() -> None:

@@ -10,11 +10,14 @@ import pytest
 
 from headrace.contract.exact import ExactText
 from headrace.contract.subjects_and_ids import split_table_token, table_token
+from headrace.mirror.mirror_state import STALE
 from headrace.mirror.postgres import PostgresTarget, error_of
-from headrace.mirror.postgres_statements import table_name
+from headrace.mirror.postgres_groups import _array
+from headrace.mirror.postgres_statements import check_names, row_test, table_name
 from headrace.mirror.postgres_values import text_of, type_in
+from headrace.mirror.rules import PLAIN, TableRules
 from headrace.mirror.table import Column, Table
-from headrace.mirror.target import TargetAwayError
+from headrace.mirror.target import TargetAwayError, TargetError
 from headrace.mirror.value_kinds import array_literal
 
 USERS = Table("app", 'us"ers', (Column("id", "integer"),), ("id",), ("id",))
@@ -76,6 +79,58 @@ def test_a_value_is_text_that_postgresql_reads(data_type: str, value: Any, text:
 def test_elements_are_quoted_where_postgresql_would_misread_them() -> None:
     literal = array_literal(["a", "", "null", "NULL", "a,b", 'q"', "b\\", "{", " x", "nul"], str)
     assert literal == '{a,"","null","NULL","a,b","q\\"","b\\\\","{"," x",nul}'
+
+
+@pytest.mark.parametrize(
+    ("texts", "literal"),
+    [
+        (("a", "", "b,c", "{"), '{"a","","b,c","{"}'),
+        ((None, "NULL"), '{NULL,"NULL"}'),
+        (('q"', "x"), '{"q\\"","x"}'),
+        (("b\\", "x"), '{"b\\\\","x"}'),
+        # As many quotes as separators have.
+        (('"', "\\"), '{"\\"","\\\\"}'),
+        ((), "{}"),
+    ],
+)
+def test_the_texts_of_a_column_are_an_array_that_postgresql_reads(
+    texts: tuple[str | None, ...], literal: str
+) -> None:
+    assert _array(texts) == literal
+
+
+KEYED = Table(
+    "app", "t", (Column("id", "integer"), Column("k%", "text"), Column("n", "text")), ("id", "k%")
+)
+BY_KEY = '"id" = %s::integer AND "k%%" = %s::text'
+
+
+@pytest.mark.parametrize(
+    ("rules", "where", "condition", "values"),
+    [
+        (PLAIN, {"id": 1, "k%": "a"}, BY_KEY, ["1", "a"]),
+        (
+            TableRules(soft_delete="gone"),
+            {"id": 1, "k%": "a", "gone": None},
+            f'{BY_KEY} AND "gone" IS NULL',
+            ["1", "a"],
+        ),
+    ],
+)
+def test_a_row_is_found_by_its_key_unless_it_is_marked_as_deleted(
+    rules: TableRules, where: dict[str, Any], condition: str, values: list[str]
+) -> None:
+    assert row_test(KEYED.ruled(rules), where) == (condition, values)
+
+
+def test_the_schema_of_the_mirrors_state_has_no_table_of_the_source() -> None:
+    check_names(USERS)
+    check_names(STALE)
+    with pytest.raises(TargetError, match="reserved"):
+        check_names(replace(STALE, name="other"))
+    check_names(replace(USERS, name="ü" * 31))
+    with pytest.raises(TargetError, match="63 bytes"):
+        check_names(replace(USERS, name="ü" * 32))
 
 
 def failure(state: str | None, text: str = "") -> psycopg.Error:
