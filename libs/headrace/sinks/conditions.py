@@ -98,6 +98,14 @@ def check_type(test: RowTest, data_type: str) -> None:
             raise ConditionError(
                 f"{test.column} is {data_type}, and can't be compared with {value!r}"
             )
+        # Here and not at the first row: PostgreSQL would take the session's time zone.
+        if isinstance(value, Moment):
+            zoned = datetime.fromisoformat(str(value)).tzinfo is not None
+            if zoned != ("with time zone" in data_type):
+                has = "an" if zoned else "no"
+                raise ConditionError(
+                    f"{test.column} is {data_type}, and {value} has {has} offset from UTC, such as Z"
+                )
 
 
 def _types_of(value: object) -> tuple[str, ...]:

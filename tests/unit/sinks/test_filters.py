@@ -203,6 +203,24 @@ def test_a_literal_must_fit_the_columns_type() -> None:
         check_columns(found, "public", "users", {"price": "numeric(10,2)"})
 
 
+@pytest.mark.parametrize(
+    ("literal", "fitting", "other"),
+    [
+        ("2026-01-01T00:00:00Z", "timestamp(3) with time zone", "timestamp without time zone"),
+        ("2026-01-01T00:00:00", "timestamp without time zone", "timestamp with time zone"),
+        ("2026-01-01", "date", "timestamp with time zone"),
+    ],
+)
+def test_a_time_must_have_an_offset_where_the_column_does(
+    literal: str, fitting: str, other: str
+) -> None:
+    text = f'[[sink]]\nname = "a"\nto = "file:///x"\nwhere = [["at", ">=", {literal}]]'
+    (found,) = parse_sinks(text, "x", {}).values()
+    check_columns(found, "public", "users", {"at": fitting})
+    with pytest.raises(ConditionError, match="offset from UTC"):
+        check_columns(found, "public", "users", {"at": other})
+
+
 def test_a_template_has_the_events_values() -> None:
     fill = template("x.{schema}.{table}.{operation}.{data.on}")
     assert fill(event("INSERT", {"id": 1, "on": True})) == "x.public.users.insert.true"
