@@ -104,7 +104,7 @@ def check_type(test: RowTest, data_type: str) -> None:
             if zoned != ("with time zone" in data_type):
                 has = "an" if zoned else "no"
                 raise ConditionError(
-                    f"{test.column} is {data_type}, and {value} has {has} offset from UTC, such as Z"
+                    f"{test.column} is {data_type}, and {value} has {has} offset, such as Z"
                 )
 
 
