@@ -4,12 +4,14 @@ counted in bytes.
 
 from __future__ import annotations
 
+import io
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.archive import (
@@ -100,6 +102,22 @@ def test_rows_behind_a_place_are_not_fetched(url: str) -> None:
         batch.num_rows for batch in file.batches(RowSelection(before_time_us=50 * 86_400_000_000))
     ]
     assert by_time == [500]
+
+
+def test_the_part_of_a_file_is_all_that_its_wanted_rows_need(url: str) -> None:
+    """Pyarrow reads it while everything else but the footer is empty."""
+    data = Path(url.removeprefix("file://"), file_name(1)).read_bytes()
+    footer = file_format.footer_of(data)
+    footer_at = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    last = file_format.groups(footer, RowSelection(after=((ROWS // 10 - 10) * 100, 0)))
+    first = file_format.groups(footer, RowSelection(before_lsn=10_000))
+    assert (first.wanted, last.wanted) == ((0,), (GROUPS - 1,))
+    for part in (first, last):
+        assert part.stop - part.start < len(data) / 2
+        partial = data[:4] + bytes(part.start - 4) + data[part.start : part.stop]
+        partial += bytes(footer_at - len(partial)) + data[footer_at:]
+        found = pq.ParquetFile(io.BytesIO(partial)).read_row_groups(list(part.wanted))
+        assert found.equals(pq.ParquetFile(io.BytesIO(data)).read_row_groups(list(part.wanted)))
 
 
 def test_columns_that_are_not_wanted_are_not_decoded(url: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headrace.archive.metadata import TableInfo
+from headrace.lake.catalog import TableName
+from headrace.lsn import Position
 from tests.oracle.lake import ForeignLake
-from tests.support.local_lake import NUMBERS, SLOT, LocalLake
+from tests.support.local_lake import NUMBERS, SLOT, LocalLake, segment
 
 
 @pytest.fixture
@@ -42,6 +46,32 @@ def test_a_table_is_described_once_for_each_of_its_shapes(lake: LocalLake) -> No
     (after,) = descriptions()
     assert "extra" in after
     assert "extra" not in before
+
+
+def test_a_file_changes_only_followed_tables_and_none_whose_copy_has_all_of_it(
+    lake: LocalLake,
+) -> None:
+    copied_later = TableName("public", "later")
+    lake.create()
+    lake.insert([1])
+    lake.create(copied_later)
+
+    def described(name: TableName, relation_id: int) -> TableInfo:
+        return TableInfo(name.namespace, name.name, relation_id, 1, ("id",), lake.columns)
+
+    # Behind the copy of the first one, and before that of the second.
+    first, second = (lake.writer.tables[name].from_lsn for name in (NUMBERS, copied_later))
+    assert first < second
+    at = Position(second - 50, 0)
+    tables = (
+        described(TableName("public", "unknown"), 3000),
+        described(copied_later, 1000),
+        described(NUMBERS, 1000),
+    )
+    info = replace(segment(7, at.lsn, tables[0]), tables=tables, first=at, last=at)
+    batch = lake.writer.plan([info])
+    assert batch.files == 1
+    assert {one.table.name: one.files for one in batch.tables} == {NUMBERS: (7,)}
 
 
 def test_a_row_that_waits_is_changed_and_deleted_before_it_is_written(lake: LocalLake) -> None:

@@ -61,6 +61,9 @@ def test_each_kind_of_fault_is_named_by_the_key() -> None:
             Difference(RowFault.EXTRA, (7,)),
         ]
     )
+    # A repair writes these.
+    assert Counter(found.missing) == Counter([ROWS[0], ROWS[5]])
+    assert Counter(found.extra) == Counter([(5, "changed"), (900, "extra"), ROWS[7]])
 
 
 def test_without_a_key_whole_rows_are_named() -> None:

@@ -160,6 +160,24 @@ def test_changes_behind_the_lsn_wait_for_the_comparison(ab: MirrorWorld, sides: 
     ab.settle()
 
 
+def test_the_mirror_goes_no_further_than_the_lsn_before_its_rows_are_read(
+    ab: MirrorWorld, sides: Sides
+) -> None:
+    def later() -> None:
+        with ab.transaction() as tx:
+            tx.update("a", 1, name="behind the snapshot")
+
+    def reach() -> None:
+        assert ab.row("a", 1) == {"id": 1, "name": "name 1"}
+        sides.reached = None
+
+    sides.reached = 0
+    sides.meanwhile = [later, lambda: ab.after(4.0, reach)]
+    assert verdict(ab, "a").equal
+    assert sides.snapshots == 1
+    ab.settle()
+
+
 def test_the_mirror_continues_while_its_rows_are_compared(ab: MirrorWorld, sides: Sides) -> None:
     sides.read_s = 15.0
 
