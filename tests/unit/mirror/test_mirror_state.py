@@ -142,6 +142,16 @@ def test_a_mirror_reports_its_tables_and_how_far_it_is_behind(ab: MirrorWorld) -
     assert numbers("mirror_behind_messages") == 2
 
 
+def test_a_mirror_that_follows_nothing_yet_is_not_behind(world: MirrorWorld) -> None:
+    world.create("a", 5)
+    insert(world, 100, "a")
+    world.start()
+    world.until(lambda: world.mirror is not None)
+    assert not world.mirror.book.lanes
+    look(world)
+    assert "mirror_behind_messages" not in world.mirror.stats.values()
+
+
 def test_a_mirror_reports_its_bootstraps(world: MirrorWorld) -> None:
     for name in ("a", "b", "c", "d", "e", "f"):
         world.create(name, 5)
