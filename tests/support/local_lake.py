@@ -48,9 +48,14 @@ def written(files: LakeFiles, folder: str, schema: Schema, rows: pa.Table) -> li
 
 
 def archived(
-    table: TableInfo, lsn: int, operation: str, keys: Sequence[int], after: Sequence[str | None]
+    table: TableInfo,
+    lsn: int,
+    operation: str,
+    keys: Sequence[int],
+    after: Sequence[str | None],
+    unchanged: Sequence[str] = (),
 ) -> pa.Table:
-    """The changes of one transaction, as the archive has them."""
+    """The changes of one transaction, as the archive has them, without the unchanged columns."""
     count = len(keys)
     columns = {
         "commit_lsn": [lsn] * count,
@@ -64,7 +69,7 @@ def archived(
         "key": [json.dumps({"id": key}) for key in keys],
         "before": pa.nulls(count, pa.string()),
         "after": pa.array(after, pa.string()),
-        "unchanged": pa.nulls(count, pa.list_(pa.string())),
+        "unchanged": pa.array([list(unchanged) or None] * count, pa.list_(pa.string())),
         "schema_version": pa.array([table.version] * count, pa.int32()),
         "exact": pa.nulls(count, pa.string()),
     }
@@ -172,12 +177,17 @@ class LocalLake:
         self.take(table, operation, numbers, after)
 
     def take(
-        self, table: TableInfo, operation: str, keys: Sequence[int], after: Sequence[str | None]
+        self,
+        table: TableInfo,
+        operation: str,
+        keys: Sequence[int],
+        after: Sequence[str | None],
+        unchanged: Sequence[str] = (),
     ) -> None:
         """A transaction that changes rows of any table; its key is `id`."""
         self._lsn += 100
         self._file += 1
-        changes = archived(table, self._lsn, operation, keys, after)
+        changes = archived(table, self._lsn, operation, keys, after, unchanged)
         self.writer.take(segment(self._file, self._lsn, table), changes)
 
     def cut(self) -> Cut:

@@ -81,3 +81,19 @@ def test_a_row_that_waits_is_changed_and_deleted_before_it_is_written(lake: Loca
     lake.cut()
     expected = [(n, "other" if n == 3 else f"note {n}") for n in range(10) if n not in (4, 5)]
     assert sorted(ForeignLake(lake.folder).rows(str(NUMBERS), "id, note")) == expected
+
+
+def test_an_unchanged_value_of_a_column_that_the_rows_file_lacks_is_null(lake: LocalLake) -> None:
+    lake.insert(range(4))
+    lake.cut()
+    lake.add_column()
+    table = TableInfo(NUMBERS.namespace, NUMBERS.name, 1000, 2, ("id",), lake.columns)
+    sent = [f'{{"id":{number},"note":"new"}}' for number in (0, 3)]
+    lake.take(table, "update", [0, 3], sent, unchanged=["extra"])
+    lake.cut()
+    assert sorted(ForeignLake(lake.folder).rows(str(NUMBERS), "id, note, extra")) == [
+        (0, "new", None),
+        (1, "note 1", None),
+        (2, "note 2", None),
+        (3, "new", None),
+    ]
