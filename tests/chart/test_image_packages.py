@@ -22,7 +22,7 @@ from tests.chart.composition import Service, services
 ROOT = Path(__file__).parents[2]
 SINK_MODULES = {path.partition(":")[0] for path, _ in _BUILT_IN.values()}
 # The modules of `headrace backup`.
-COMMANDS = {"init": "create", "now": "take"}
+COMMANDS = {"init": "create", "now": "now"}
 IMAGES = {
     "core": (),
     "archive": ("archive",),
