@@ -102,6 +102,8 @@ class Follower:
         self._ordinal = 0
         self._commit_us: int | None = None
         self._whole = True
+        # When the first file was applied that no cut contains yet.
+        self._applied_at: float | None = None
         self._cut_at = 0.0
         # The duration of the last cut.
         self._cut_s = 0.0
@@ -133,11 +135,9 @@ class Follower:
             await self._reconcile(writer)
             await self._copy(writer)
             self._behind = await self._step(writer)
-            if not self._behind:
-                # Ready only once readers find a cut, and nothing older than this moment waits.
-                if writer.last_cut is not None:
-                    self._scope.health.started()
-                await self._scope.pause(POLL_S)
+            # Ready only once readers find a cut, and nothing older than this moment waits.
+            if not self._behind and writer.last_cut is not None:
+                self._scope.health.started()
             self._leave(writer)
             if (
                 self._due(writer)
@@ -146,6 +146,9 @@ class Follower:
             ):
                 await self._cut(writer)
             await self._upkeep.step(writer)
+            # Last: what was applied is cut before the wait.
+            if not self._behind:
+                await self._scope.pause(POLL_S)
 
     async def _begin(self) -> LakeWriter:
         """The writer as of the last cut, and the archive's file to continue with."""
@@ -249,6 +252,8 @@ class Follower:
         """The first files are part of the next cut."""
         info = self._ahead[count - 1].info
         del self._ahead[:count]
+        if self._applied_at is None:
+            self._applied_at = time.monotonic()
         self._next_id = info.next_id
         # After a copy, files that end before the copies' LSN are read, too: the LSN never goes
         # back.
@@ -427,10 +432,13 @@ class Follower:
             return False
         if self._lsn < writer.complete_from:
             return False
-        since = time.monotonic() - self._cut_at
+        now = time.monotonic()
+        since = now - self._cut_at
         moved = writer.last_cut is None or self._lsn > writer.last_cut.lsn
         interval_s = self._settings.lake.flush_interval_s
         if self._behind:
+            # A cut of the first part of a burst would make the rest wait for the interval.
+            since = now - (self._applied_at or now)
             # A backlog is applied faster by fewer and larger cuts.
             interval_s = max(interval_s, min(BACKLOG_CUTS * self._cut_s, BACKLOG_S_MAX))
         return (moved or writer.changed) and since >= interval_s
@@ -450,11 +458,13 @@ class Follower:
             # Without a new snapshot of any table: an idle source still moves the cut's LSN forward.
             await asyncio.to_thread(writer.advance, self._lsn, self._next_id - 1)
             self._cut_at = time.monotonic()
+            self._applied_at = None
             return
         cut = await asyncio.to_thread(
             writer.cut, self._lsn, self._ordinal, self._next_id - 1, self._commit_us
         )
         self._cut_at = time.monotonic()
+        self._applied_at = None
         self._cut_s = self._cut_at - started
         self.progressed = True
         stats = self._scope.health.stats
