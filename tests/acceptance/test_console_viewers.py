@@ -121,7 +121,7 @@ async def test_eight_viewers_count_every_event_over_one_consumer(world: World) -
             written += RATE // 10
             await asyncio.sleep(max(0.0, written / RATE - (time.monotonic() - began)))
         async with asyncio.timeout(WAIT_S):
-            while any(one.shown + one.not_shown < written for one in found):  # noqa: ASYNC110  # tabs tell nobody
+            while any(one.shown + one.not_shown < written for one in found):  # noqa: ASYNC110  # a tab gives no event
                 await asyncio.sleep(0.1)
         counts = {(one.shown + one.not_shown, one.missed) for one in found}
         used = world.memory

@@ -133,7 +133,7 @@ class Archiver:
         self.store = SlowStore(f"file://{folder}")
         self.cell = Cell()
         self.parked = Parked()
-        self.writer: FileWriter = SimpleNamespace()  # type: ignore[assignment]  # there is none before `open`
+        self.writer: FileWriter = SimpleNamespace()  # type: ignore[assignment]  # made by `open`
         self.sink: ArchiveChangeStore = SimpleNamespace()  # type: ignore[assignment]  # nor a sink
 
     async def open(self, at: Opening | None = None) -> ArchiveChangeStore:

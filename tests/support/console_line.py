@@ -13,6 +13,7 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.database import fresh_database
 from headrace.testing.line import Line, running_line
 from headrace.testing.names import Names
+from headrace.testing.servers import SessionServers
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,24 @@ class ConsoleLine:
             HEADRACE_HTTP_PORT=str(self.port),
             HEADRACE_TELEMETRY_URL=f"http://127.0.0.1:{self.telemetry}",
         )
+
+
+@contextlib.asynccontextmanager
+async def described_line(
+    servers: SessionServers, folder: Path, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Line]:
+    """A line with its own database and NATS server, and with a schema-publisher."""
+    nats = servers.new_nats()
+    try:
+        await nats.start()
+        async with (
+            fresh_database(servers.shared_postgres(18), Names.new().other("db")) as database,
+            running_line(database, nats, folder, settings or {}) as line,
+        ):
+            await line.suite.start("schema-publisher")
+            yield line
+    finally:
+        servers.discard(nats)
 
 
 @contextlib.asynccontextmanager

@@ -11,12 +11,10 @@ import nats
 import pytest
 import pytest_asyncio
 
-from headrace.embedded.nats import EmbeddedNats
-from headrace.testing.database import fresh_database
-from headrace.testing.line import Line, running_line
-from headrace.testing.names import Names
+from headrace.testing.line import Line
 from headrace.testing.servers import SessionServers
 from tests.support.console_api import Console, frames_of, running_console
+from tests.support.console_line import described_line
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,20 +23,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def line(
     session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Line]:
-    nats: EmbeddedNats = session_servers.new_nats()
-    await nats.start()
     folder = tmp_path_factory.mktemp("line")
-    try:
-        async with (
-            fresh_database(
-                session_servers.shared_postgres(18), Names.new().other("db")
-            ) as database,
-            running_line(database, nats, folder, {"HEADRACE_STREAM_INTERVAL_S": "0.2"}) as line,
-        ):
-            await line.suite.start("schema-publisher")
-            yield line
-    finally:
-        session_servers.discard(nats)
+    async with described_line(
+        session_servers, folder, {"HEADRACE_STREAM_INTERVAL_S": "0.2"}
+    ) as line:
+        yield line
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -91,24 +91,24 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 async def by_nats(parts: list[bytes]) -> Recorded:
-    told = Recorded()
-    parser = Parser(told)
+    collected = Recorded()
+    parser = Parser(collected)
     for part in parts:
         await parser.parse(part)
-    return told
+    return collected
 
 
 async def by_bulk(parts: list[bytes], after: int) -> Recorded:
     """The bulk parser takes nats-py's place after some parts."""
-    told = Recorded()
-    parser = Parser(told)
+    collected = Recorded()
+    parser = Parser(collected)
     for number, part in enumerate(parts):
         if number == after:
-            parser = BulkParser(told, parser)  # type: ignore[arg-type]  # what it uses of a client
+            parser = BulkParser(collected, parser)  # type: ignore[arg-type]  # what it uses of a client
             for sid in HEARD:
-                parser.listeners[b"%d" % sid] = told.messages[sid].extend
+                parser.listeners[b"%d" % sid] = collected.messages[sid].extend
         await parser.parse(part)
-    return told
+    return collected
 
 
 @given(streams, st.lists(st.integers(0, 3000), max_size=8), st.integers(0, 4))
@@ -123,30 +123,30 @@ def test_the_bytes_of_a_connection_say_the_same_to_both_parsers(
 
 
 async def test_each_listener_gets_its_messages_and_nats_all_others() -> None:
-    told = Recorded()
-    parser = BulkParser(told, Parser(told))  # type: ignore[arg-type]  # what it uses of a client
+    collected = Recorded()
+    parser = BulkParser(collected, Parser(collected))  # type: ignore[arg-type]  # what it uses of a client
     heard: dict[int, list[Arrival]] = {sid: [] for sid in HEARD}
     for sid, arrivals in heard.items():
         parser.listeners[b"%d" % sid] = arrivals.extend
     # The size of one is another's number.
     sent = [(12, b"a"), (7, b"b" * 12), (7, b"c"), (1, b"d" * 7), (12, b"e" * 7)]
     await parser.parse(b"".join(message(sid, "", b"", payload) for sid, payload in sent))
-    assert not told.messages.keys() & heard.keys(), "nats-py's own way is slow"
-    found = {**heard, **told.messages}
+    assert not collected.messages.keys() & heard.keys(), "nats-py's own way is slow"
+    found = {**heard, **collected.messages}
     assert {sid: [payload for *_, payload in found[sid]] for sid in found} == {
         sid: [payload for other, payload in sent if other == sid] for sid in (*HEARD, 1)
     }
 
 
 async def test_a_message_that_the_old_connection_began_is_no_part_of_the_new_one() -> None:
-    told = Recorded()
-    parser = BulkParser(told, Parser(told))  # type: ignore[arg-type]  # what it uses of a client
-    parser.listeners[b"7"] = told.messages[7].extend
+    collected = Recorded()
+    parser = BulkParser(collected, Parser(collected))  # type: ignore[arg-type]  # what it uses of a client
+    parser.listeners[b"7"] = collected.messages[7].extend
     begun, whole = message(7, "", b"", b"lost" * 10), message(7, "", b"", b"new")
     await parser.parse(begun[:30])
     parser.reset()
     await parser.parse(whole)
-    assert [payload for *_, payload in told.messages[7]] == [b"new"]
+    assert [payload for *_, payload in collected.messages[7]] == [b"new"]
 
 
 async def test_what_stands_behind_the_word_that_ends_a_connection_is_forgotten() -> None:
@@ -155,19 +155,19 @@ async def test_what_stands_behind_the_word_that_ends_a_connection_is_forgotten()
             await super()._process_err(error)
             parser.reset()
 
-    told = Ending()
-    parser = BulkParser(told, Parser(told))  # type: ignore[arg-type]  # what it uses of a client
-    parser.listeners[b"7"] = told.messages[7].extend
+    collected = Ending()
+    parser = BulkParser(collected, Parser(collected))  # type: ignore[arg-type]  # what it uses of a client
+    parser.listeners[b"7"] = collected.messages[7].extend
     rest = message(7, "", b"", b"of the old connection")
     await parser.parse(b"-ERR 'stale connection'\r\n" + rest[:20])
     await parser.parse(message(7, "", b"", b"new"))
-    assert [payload for *_, payload in told.messages[7]] == [b"new"]
+    assert [payload for *_, payload in collected.messages[7]] == [b"new"]
 
 
 @pytest.mark.parametrize("data", [b"MSG a 7 x\r\n", b"MSG\r\n", b"nonsense\r\n"])
 async def test_what_is_no_command_ends_the_connection_as_with_nats_py(data: bytes) -> None:
-    told = Recorded()
-    parser = BulkParser(told, Parser(told))  # type: ignore[arg-type]  # what it uses of a client
-    parser.listeners[b"7"] = told.messages[7].extend
+    collected = Recorded()
+    parser = BulkParser(collected, Parser(collected))  # type: ignore[arg-type]  # what it uses of a client
+    parser.listeners[b"7"] = collected.messages[7].extend
     with pytest.raises(ProtocolError):
         await parser.parse(data)
