@@ -146,7 +146,7 @@ async def world(
             yield made
     finally:
         await server.kill()
-        await postgres.kill()
+        postgres.remove_blocking()
         _remove(folder, store)
 
 

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -342,8 +341,7 @@ async def deployed(
         yield made
     finally:
         await made.kill()
-        postgres.kill_blocking()
-        shutil.rmtree(store)
+        postgres.remove_blocking()
         session_servers.discard(nats_server)
 
 

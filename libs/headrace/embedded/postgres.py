@@ -9,8 +9,10 @@ folder that `nobody` can't reach then only contains a link to the cluster.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
+import shutil
 import signal
 import tempfile
 import time
@@ -52,6 +54,8 @@ _ROOTS_CLUSTERS = Path("/var/lib/headrace")
 _PROBE_TIMEOUT_S = 5
 # Idle backends notice the end of their postmaster within moments; an active one may not.
 _ORPHANS_GRACE_S = 2.0
+# Of <sys/ipc.h>, on Linux and macOS.
+_IPC_RMID = 0
 
 
 def kept_password(path: Path) -> str:
@@ -235,6 +239,17 @@ class EmbeddedPostgres(EmbeddedServer):
                 f"A PostgreSQL already serves {self.folder}: process {lines[0]} on port {port}"
             )
         (self.pgdata / "postmaster.pid").unlink()
+
+    def _free(self) -> None:
+        """Remove the shared memory segment, which stays until the next start or until the machine
+        restarts, and of which a machine can have 4,096; and root's cluster.
+        """
+        lines = self._pid_file_lines()
+        # The seventh line has the segment's key and its id.
+        if len(lines) > 6 and lines[6].split():
+            ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), _IPC_RMID, None)
+        if (self.folder / "pgdata").is_symlink():
+            shutil.rmtree(self.pgdata.parent)
 
     def _refuse_other_version(self) -> None:
         # PostgreSQL would refuse as well, but only in its log.

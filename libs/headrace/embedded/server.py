@@ -12,6 +12,7 @@ a restart of the same object insists on it, so that clients find the server agai
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -51,6 +52,9 @@ class EmbeddedServer(ABC):
     @abstractmethod
     def _launch(self) -> Launch:
         """Write the configuration for the current port; returns what to run."""
+
+    def _free(self) -> None:  # noqa: B027 - most servers have nothing there
+        """Remove what a killed server leaves outside its folder."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
@@ -106,6 +110,14 @@ class EmbeddedServer(ABC):
         """End the server like a crash: SIGKILL to it and to all its children."""
         with self._verb:
             self._process.kill()
+
+    def remove_blocking(self) -> None:
+        """Kill the server, and remove its folder and what it has outside of it."""
+        with self._verb:
+            self._process.kill()
+            self._free()
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
 
     def restart_blocking(self, mode: StopMode = "fast") -> None:
         """Stop, and start again on the same port."""

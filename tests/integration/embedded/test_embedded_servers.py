@@ -82,7 +82,8 @@ async def test_a_folder_made_where_another_was_moved_away_gets_a_cluster_of_its_
         await again.start()
         assert again.pgdata != second.pgdata
     finally:
-        await again.stop()
+        for server in (second, again):
+            server.remove_blocking()
 
 
 async def test_what_jetstream_acknowledged_survives_kill_9_on_the_same_port(
@@ -428,7 +429,7 @@ def test_binaries_in_a_folder_only_root_enters_are_copied_for_the_server(
             server.start_blocking()
             assert Path(f"/proc/{server.pid}/exe").resolve().is_relative_to(cache)
         finally:
-            server.kill_blocking()
+            server.remove_blocking()
 
 
 def test_root_and_an_ordinary_user_can_both_use_a_folder_only_its_owner_enters(
@@ -441,7 +442,6 @@ def test_root_and_an_ordinary_user_can_both_use_a_folder_only_its_owner_enters(
         with psycopg.connect(server.dsn()) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
     finally:
-        server.kill_blocking()
-        if (tmp_path / "pg" / "pgdata").is_symlink():
-            assert os.geteuid() == 0
-            shutil.rmtree(server.pgdata.parent)
+        cluster = server.pgdata
+        server.remove_blocking()
+    assert not cluster.exists()

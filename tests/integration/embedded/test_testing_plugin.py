@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import asyncpg
 import psycopg
 import pytest
@@ -12,6 +14,7 @@ from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnPostgres
+from headrace.testing.servers import SessionServers
 
 
 @pytest.mark.parametrize("pg_version", [16, 18], indirect=True)
@@ -72,6 +75,28 @@ async def test_an_own_server_is_not_the_shared_one(
     assert own.pgdata.is_relative_to(own.folder), "removed with the folder"
     assert postgres_server.running
     assert nats_server.running
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_discarded_server_leaves_neither_files_nor_shared_memory(
+    session_servers: SessionServers, killed: bool
+) -> None:
+    server = session_servers.new_postgres(18)
+    server.start_blocking()
+    segment = (server.pgdata / "postmaster.pid").read_text().splitlines()[6].split()[1]
+    assert segment in _segments()
+    if killed:
+        server.kill_blocking()
+        assert segment in _segments(), "a crash leaves it"
+    session_servers.discard(server)
+    assert segment not in _segments()
+    assert not server.folder.exists()
+
+
+def _segments() -> set[str]:
+    """The ids of the machine's System V shared memory segments."""
+    lines = Path("/proc/sysvipc/shm").read_text().splitlines()
+    return {line.split()[1] for line in lines[1:]}
 
 
 def test_no_two_tests_have_a_name_in_common() -> None:
