@@ -30,6 +30,7 @@ from headrace.lake.engine import Engine
 from headrace.lake.errors import LakeError
 from headrace.lake.files import LakeFiles
 from headrace.lake.writer import LakeWriter, Source
+from headrace.lake_writer.cut_times import CutTimes
 from headrace.lake_writer.requested_copies import RequestedCopies
 from headrace.lake_writer.rewrites import Rewrites
 from headrace.lake_writer.table_copy import copy_table
@@ -53,9 +54,6 @@ BATCH_FILES_MAX = 256
 BATCH_ROWS_MAX = 1_000_000
 # A table that could not be copied is tried again after this time.
 PARKED_S = 60.0
-# While the lake is behind, cuts take a fifth of its time; there is one at least this often.
-BACKLOG_CUTS = 4
-BACKLOG_S_MAX = 30.0
 _APPLICATION = "headrace lake"
 
 
@@ -102,11 +100,7 @@ class Follower:
         self._ordinal = 0
         self._commit_us: int | None = None
         self._whole = True
-        # When the first file was applied that no cut contains yet.
-        self._applied_at: float | None = None
-        self._cut_at = 0.0
-        # The duration of the last cut.
-        self._cut_s = 0.0
+        self._times = CutTimes(settings.lake.flush_interval_s)
         # Whether the archive may have more files.
         self._behind = False
         self._tables_at = 0.0
@@ -252,8 +246,7 @@ class Follower:
         """The first files are part of the next cut."""
         info = self._ahead[count - 1].info
         del self._ahead[:count]
-        if self._applied_at is None:
-            self._applied_at = time.monotonic()
+        self._times.applied(time.monotonic())
         self._next_id = info.next_id
         # After a copy, files that end before the copies' LSN are read, too: the LSN never goes
         # back.
@@ -432,16 +425,10 @@ class Follower:
             return False
         if self._lsn < writer.complete_from:
             return False
-        now = time.monotonic()
-        since = now - self._cut_at
         moved = writer.last_cut is None or self._lsn > writer.last_cut.lsn
-        interval_s = self._settings.lake.flush_interval_s
-        if self._behind:
-            # A cut of the first part of a burst would make the rest wait for the interval.
-            since = now - (self._applied_at or now)
-            # A backlog is applied faster by fewer and larger cuts.
-            interval_s = max(interval_s, min(BACKLOG_CUTS * self._cut_s, BACKLOG_S_MAX))
-        return (moved or writer.changed) and since >= interval_s
+        if not moved and not writer.changed:
+            return False
+        return self._times.due(time.monotonic(), changed=writer.changed, behind=self._behind)
 
     async def _has_every_table(self, writer: LakeWriter) -> bool:
         """Whether the next cut has all tables. One that is new is copied before: otherwise a cut
@@ -457,19 +444,16 @@ class Follower:
         if writer.last_cut is not None and not writer.changed:
             # Without a new snapshot of any table: an idle source still moves the cut's LSN forward.
             await asyncio.to_thread(writer.advance, self._lsn, self._next_id - 1)
-            self._cut_at = time.monotonic()
-            self._applied_at = None
+            self._times.advanced(time.monotonic())
             return
         cut = await asyncio.to_thread(
             writer.cut, self._lsn, self._ordinal, self._next_id - 1, self._commit_us
         )
-        self._cut_at = time.monotonic()
-        self._applied_at = None
-        self._cut_s = self._cut_at - started
+        cut_s = self._times.cut(started, time.monotonic())
         self.progressed = True
         stats = self._scope.health.stats
         stats.count("lake_cuts")
-        stats.observe("lake_cut_seconds", self._cut_s)
+        stats.observe("lake_cut_seconds", cut_s)
         stats.set("lake_lsn", cut.lsn)
         await self._requested.settle(cut)
         log.info("cut", number=cut.number, lsn=format_lsn(cut.lsn), tables=len(cut.tables))
