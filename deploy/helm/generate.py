@@ -114,6 +114,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "backup.secrets": _STRINGS,
     "backup.settings": _SETTINGS,
     "backup.jobs": {"type": "array", "items": _JOB},
+    "archive.jobs": {"type": "array", "items": _JOB},
     "sinks": {"type": "array", "items": _SINK},
     "audit.settings": _AUDIT_SETTINGS,
     "console.proxies": _STRINGS,

@@ -109,6 +109,9 @@ DRILLS = {
     "HeadraceRecoveries": counted("headrace_recoveries_total"),
     "HeadraceConfirmerDropped": one_more("headrace_confirmers_dropped_total"),
     "HeadraceArchiveGap": one_more("headrace_archive_gaps_total"),
+    "HeadraceArchiveBaseOld": gauge(
+        'headrace_archive_base_age_seconds{source="s"}', 9 * 86_400, 7 * 86_400, 90
+    ),
     "HeadraceConsumerBehind": gauge(f"headrace_consumer_left_ratio{{{CONSUMER}}}", 0.4, 0.9, 9),
     "HeadraceConsumerNearLoss": gauge(f"headrace_consumer_left_ratio{{{CONSUMER}}}", 0.05, 0.3),
     "HeadraceConsumerLostEvents": gauge(f"headrace_consumer_lost_messages{{{CONSUMER}}}", 12, 0),

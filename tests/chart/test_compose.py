@@ -24,7 +24,7 @@ ROLES = ROOT / "deploy/postgres/roles.sql"
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 SECOND = tuple(f"{name}-2" for name in ("init", *SUITE))
 # Containers that end.
-ONCE = ("init", "backup-init", "base-backup", "tail")
+ONCE = ("init", "archive-base", "backup-init", "base-backup", "tail")
 OURS = (
     *SUITE,
     *(
@@ -44,6 +44,7 @@ OURS = (
 MORE_WORDS = {
     "mirror": ["--to", "sqlite:////mirror/mirror.db", "--http", MIRROR_PORT],
     "sink": ["files"],
+    "archive-base": ["base", "now"],
     "backup-init": ["init"],
     "base-backup": ["now", "--spread"],
     "tail": ["--from-start"],
@@ -66,6 +67,8 @@ def kind(name: str) -> str:
     """Which of headrace's commands it is."""
     if name in {"backup-init", "base-backup"}:
         return "backup"
+    if name == "archive-base":
+        return "archive"
     return name.removesuffix("-2")
 
 
@@ -77,7 +80,7 @@ def port_of(name: str) -> int:
 
 def test_every_service_of_the_suite_is_there() -> None:
     assert set(SUITE) <= set(services())
-    others = {"init", "mirror", "backup", "sink", "tail"}
+    others = {"init", "mirror", "archive", "backup", "sink", "tail"}
     assert {kind(service.name) for service in ours()} - others == set(SERVICES)
     left_out = {name for name, service in services().items() if "image" in service.body} - set(OURS)
     assert [name for name in left_out if "headrace" in services()[name].body["image"]] == ["spark"]

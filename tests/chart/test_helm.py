@@ -39,7 +39,7 @@ from tests.chart.rendered import (
 ROOT = Path(__file__).parents[2]
 LIBPQ = {"PGSSLMODE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY", "PGPASSWORD"}
 # They end.
-COMMANDS = {"init", "doctor", "backup", "restore"}
+COMMANDS = {"init", "doctor", "archive", "backup", "restore"}
 FOREIGN_KINDS = {"ServiceMonitor", "PrometheusRule"}
 
 
@@ -277,7 +277,11 @@ def test_a_cluster_has_one_backup_whatever_the_number_of_slots() -> None:
     assert len(containers) == 1
     (init,) = [container for name, _, container in pods(everything) if name.endswith("/init")]
     assert init["args"] == ["backup", "init"]
-    jobs = {m["metadata"]["name"]: m["spec"] for m in of_kind(everything, "CronJob")}
+    jobs = {
+        m["metadata"]["name"]: m["spec"]
+        for m in of_kind(everything, "CronJob")
+        if not m["metadata"]["name"].endswith("-archive-base")
+    }
     backups = [
         spec["jobTemplate"]["spec"]["template"]["spec"]["containers"][0] for spec in jobs.values()
     ]
@@ -289,6 +293,34 @@ def test_a_cluster_has_one_backup_whatever_the_number_of_slots() -> None:
         assert secrets_of(container)["POSTGRES_BRIDGE_USER"] == role
         assert stores_of(container) == ["backup-store"]
     assert all(spec["concurrencyPolicy"] == "Forbid" for spec in jobs.values())
+
+
+def test_each_slot_takes_its_base_snapshots_with_the_rights_of_a_snapshot() -> None:
+    everything = CHART / "ci/everything.yaml"
+    archivers = {
+        values_of(container)["HEADRACE_SLOT"]: container
+        for _, _, container in pods(everything)
+        if container.get("args") == ["archiver"]
+    }
+    jobs = {
+        manifest["metadata"]["name"]: manifest["spec"]
+        for manifest in of_kind(everything, "CronJob")
+        if manifest["metadata"]["name"].endswith("-archive-base")
+    }
+    assert set(jobs) == {"headrace-orders-slot-archive-base", "headrace-people-archive-base"}
+    for spec in jobs.values():
+        assert spec["concurrencyPolicy"] == "Forbid"
+        (container,) = spec["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+        made = load(values_of(container))
+        archiver = archivers.pop(made.source.slot)
+        assert made.archive.url == load(values_of(archiver)).archive.url
+        assert made.source.publication == load(values_of(archiver)).source.publication
+        assert container["image"] == archiver["image"]
+        secrets = secrets_of(container)
+        assert secrets["POSTGRES_BRIDGE_USER"] == "headrace-postgres-snapshot"
+        assert secrets["NATS_BRIDGE_USER"] == "headrace-nats-archiver"
+        assert stores_of(container) == stores_of(archiver) == ["archive-store"]
+    assert not archivers
 
 
 def test_every_scheduled_command_is_one_of_headrace() -> None:
@@ -424,6 +456,7 @@ def test_a_standby_holds_up_an_upgrade_only_if_it_could_not_take_over() -> None:
         "slots[0].publication=",
         "settings.HEADRACE.x=1",
         "archive.url=file:///tmp",
+        "archive.jobs[0].name=no-schedule",
         "lake.url=file:///tmp",
         "backup.url=file:///tmp",
         "backup.jobs[0].name=no-schedule",

@@ -24,6 +24,11 @@ DASHBOARD = Dashboard(
             {"{{source}}": selected("headrace_archive_confirmed_lsn")},
         ),
         Panel(
+            "Age of the oldest base",
+            "s",
+            {"{{source}}": selected("headrace_archive_base_age_seconds")},
+        ),
+        Panel(
             "Gaps and recoveries",
             "short",
             {

@@ -113,6 +113,8 @@ class Bases:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        # By location: a record never changes.
+        self._known: dict[str, BaseRecord] = {}
 
     def all(self) -> list[ListedBase]:
         """The complete ones, by LSN."""
@@ -188,6 +190,8 @@ class Bases:
         return [item for item in found if item.location.startswith(f"{folder}/")]
 
     def _listed(self, item: ObjectMetadata) -> ListedBase | None:
+        if (known := self._known.get(item.location)) is not None:
+            return ListedBase(known, item.last_modified)
         fetched: Fetched | None = self._store.ask(Get(item.location))
         # Removed since it was listed.
         if fetched is None:
@@ -195,6 +199,7 @@ class Bases:
         record = decode(fetched.data, item.location)
         if layout.base_record(record.id) != item.location:
             raise BaseDamagedError(f"{item.location} contains the record of the base {record.id}")
+        self._known[item.location] = record
         return ListedBase(record, item.last_modified)
 
 

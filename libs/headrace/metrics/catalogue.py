@@ -187,6 +187,13 @@ _ARCHIVER = (
         ARCHIVER,
     ),
     Figure(
+        "archive_base_age_seconds",
+        "gauge",
+        "Age of the oldest among the tables' newest base snapshots, every 10 minutes; missing if "
+        "there is none",
+        ARCHIVER,
+    ),
+    Figure(
         "archive_recoveries",
         "counter",
         "Times that the archiver restarted from its resume point",

@@ -19,7 +19,7 @@ from headrace import log as logs
 from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.mark import mark_key
 from headrace.archive.store import Store
-from headrace.archiver import janitor
+from headrace.archiver import base_age, janitor
 from headrace.archiver.archived_table import OPTIONS
 from headrace.archiver.change_store import ArchiveChangeStore
 from headrace.archiver.file_writer import FileWriter, at_the_end
@@ -64,6 +64,7 @@ async def _work(
     if settings.archive.keep_s is not None:
         # A separate task: a collection must not delay a file.
         scope.spawn("janitor", janitor.run(scope, store, settings.archive.keep_s))
+    scope.spawn("base-age", base_age.run(scope, store))
     relations = Relations(settings, "headrace archiver", OPTIONS)
     source = settings.source.slot
     stats = scope.health.stats

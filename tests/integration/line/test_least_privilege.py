@@ -246,6 +246,11 @@ async def test_the_archiver_archives_with_its_own_rights(suite: Deployment) -> N
             await asyncio.sleep(0.2)
 
 
+async def test_base_snapshots_are_taken_with_the_rights_of_a_snapshot(suite: Deployment) -> None:
+    await execute(suite, "INSERT INTO orders VALUES (33, 'in the base')")
+    assert "public.orders at" in await suite.run("archive-base")
+
+
 async def test_the_lake_is_written_with_its_own_rights(suite: Deployment) -> None:
     lake = ForeignLake(Path(suite.more["HEADRACE_LAKE_URL"].removeprefix("file://")))
     await execute(suite, "INSERT INTO orders VALUES (31, 'in the lake')")

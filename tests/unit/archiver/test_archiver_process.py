@@ -114,6 +114,7 @@ async def test_an_archiver_that_recovers_says_whether_its_store_is_the_reason(
     async def close(_: Relations) -> None:
         closed.append(True)
 
+    monkeypatch.setattr(Scope, "spawn", lambda _, __, work: work.close())
     monkeypatch.setattr(Relations, "close", close)
     monkeypatch.setattr(service, "follow_on", follow_on)
     client: Any = SimpleNamespace(jetstream=lambda: None, max_payload=1)
@@ -156,10 +157,10 @@ async def test_the_service_holds_its_lease_while_it_archives_and_removes_files_i
     monkeypatch.setattr(Scope, "spawn", spawn)
     url = {"HEADRACE_ARCHIVE_URL": f"file://{tmp_path}"}
     await service.run(scope, load(url))
-    assert calls == ["streams", "lease of archiver", "archive"]
+    assert calls == ["streams", "lease of archiver", "base-age", "archive"]
     calls.clear()
     await service.run(scope, load({**url, "HEADRACE_ARCHIVE_KEEP_S": "9"}))
-    assert calls == ["streams", "lease of archiver", "janitor", "archive"]
+    assert calls == ["streams", "lease of archiver", "janitor", "base-age", "archive"]
 
 
 async def test_row_groups_are_in_the_file_in_their_order_and_an_error_is_raised_once() -> None:

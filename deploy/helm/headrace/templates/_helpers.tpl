@@ -355,10 +355,23 @@ name = {{ .name | quote }}
 
 {{/* The environment, rights and mounts of a command on the backup store. */}}
 {{- define "headrace.backupContainer" -}}
+{{- $more := include "headrace.backupEnvironment" . | trim }}
+{{- include "headrace.commandContainer" (merge (dict "postgres" "backup" "nats" "wal-archiver" "more" $more "secrets" .root.Values.backup.secrets) .) }}
+{{- end }}
+
+{{/* The same of a command on a slot's archive, which may read its tables. */}}
+{{- define "headrace.archiveContainer" -}}
+{{- include "headrace.commandContainer" (merge (dict "postgres" "snapshot" "nats" "archiver" "secrets" .root.Values.archive.secrets) .) }}
+{{- end }}
+
+{{/* The environment, rights and mounts of a command: its users, the suite's variables and `more`, its store's secrets. */}}
+{{- define "headrace.commandContainer" -}}
 env:
-  {{- include "headrace.environment" (merge (dict "postgres" "backup" "nats" "wal-archiver") .) | nindent 2 }}
-  {{- include "headrace.backupEnvironment" . | trim | nindent 2 }}
-{{- with .root.Values.backup.secrets }}
+  {{- include "headrace.environment" . | nindent 2 }}
+  {{- with .more }}
+  {{- . | nindent 2 }}
+  {{- end }}
+{{- with .secrets }}
 envFrom:
   {{- range . }}
   - secretRef: {name: {{ . | quote }}}
@@ -367,7 +380,56 @@ envFrom:
 securityContext:
   {{- include "headrace.containerSecurity" .root | nindent 2 }}
 volumeMounts:
-  {{- include "headrace.mounts" (merge (dict "postgres" "backup" "nats" "wal-archiver") .) | nindent 2 }}
+  {{- include "headrace.mounts" . | nindent 2 }}
+{{- end }}
+
+{{/* A scheduled command: `job` as in the values, in `container`, with its `resources`. */}}
+{{- define "headrace.cronJob" -}}
+{{- $root := .root }}
+---
+apiVersion: batch/v1
+kind: CronJob
+metadata:
+  name: {{ include "headrace.suite" (dict "root" $root "slot" .slot) }}-{{ .job.name }}
+  labels:
+    {{- include "headrace.labels" . | nindent 4 }}
+    app.kubernetes.io/component: {{ .job.name }}
+spec:
+  schedule: {{ .job.schedule | quote }}
+  # A run that takes longer than its interval is not joined by another one.
+  concurrencyPolicy: Forbid
+  jobTemplate:
+    spec:
+      backoffLimit: 2
+      template:
+        metadata:
+          labels:
+            {{- include "headrace.selector" . | nindent 12 }}
+          {{- with $root.Values.podAnnotations }}
+          annotations: {{- toYaml . | nindent 12 }}
+          {{- end }}
+        spec:
+          restartPolicy: Never
+          serviceAccountName: {{ $root.Release.Name }}
+          automountServiceAccountToken: false
+          securityContext:
+            {{- include "headrace.podSecurity" $root | nindent 12 }}
+          {{- include "headrace.placement" $root | nindent 10 }}
+          containers:
+            - name: {{ .job.name }}
+              image: {{ .job.image | default (include "headrace.image" (dict "root" $root "variant" "-archive")) | quote }}
+              imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+              args: {{ .job.args | toJson }}
+              {{- .container | nindent 14 }}
+                {{- if .job.scratch }}
+                - {name: scratch, mountPath: /scratch}
+                {{- end }}
+              resources: {{- toYaml .resources | nindent 16 }}
+          volumes:
+            {{- include "headrace.volumes" . | nindent 12 }}
+            {{- with .job.scratch }}
+            - {name: scratch, emptyDir: {sizeLimit: {{ . | quote }}}}
+            {{- end }}
 {{- end }}
 
 {{- define "headrace.mounts" -}}
