@@ -88,14 +88,16 @@ def one_of(choices: Iterable[str], chosen: str) -> dict[str, float]:
 
 def quantile(figure: str, held: Value | None, share: float) -> float | None:
     """The value below which about this share of a histogram's observations was; None if it is
-    empty.
+    empty, or has the buckets of another version.
     """
-    if not isinstance(held, list) or not (total := sum(held[1:])):
-        return None
     bounds = _BY_KEY[figure].bounds
+    if not isinstance(held, list) or len(held) != len(bounds) + 2:
+        return None
+    if not (total := sum(held[1:])):
+        return None
     seen = 0.0
     floor = 0.0
-    for bound, number in zip(bounds, held[1:], strict=False):
+    for bound, number in zip(bounds, held[1:-1], strict=True):
         if number and seen + number >= share * total:
             return floor + (bound - floor) * (share * total - seen) / number
         seen = seen + number

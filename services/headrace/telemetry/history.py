@@ -69,8 +69,9 @@ class History:
         # A histogram's first number is the sum of its values; the others are counts.
         before = self._buckets[0] if self._buckets else [0.0] * len(held)
         self._buckets.append(list(held))
-        # A restarted publisher counts from zero: a difference across the restart means nothing.
-        if sum(held[1:]) < sum(before[1:]):
+        # A restarted publisher counts from zero, and another version may have other buckets: a
+        # difference across the restart means nothing.
+        if len(held) != len(before) or sum(held[1:]) < sum(before[1:]):
             self._buckets.clear()
             return list(held)
         return [now - then for now, then in zip(held, before, strict=True)]

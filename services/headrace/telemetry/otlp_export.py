@@ -2,7 +2,7 @@
 
 Promises: without an endpoint nothing is sent, and nothing of it imported; an unavailable collector
 causes one warning per outage and nothing else: metrics are cumulative, so the next export makes up
-for it, and spans that wait are bounded.
+for it, and spans wait, up to a limit. Spans may be sent twice, always under the same ids.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.metrics.counters import Stats
 from headrace.process.lifecycle import Scope
 from headrace.process.tracing import Span
 from headrace.settings import OtelSettings, Settings
-from headrace.telemetry.otlp_transport import Way, way
+from headrace.telemetry.otlp_transport import RequestRefusedError, Way, way
 from headrace.telemetry.suite import SuiteStatus
 
 log = logs.logger("telemetry")
@@ -82,33 +82,43 @@ class OtlpExport:
             await to.close()
 
     async def _send(self, to: Way) -> None:
-        source = self._settings.source.slot
+        failure: OSError | None = None
+        for send in (self._send_metrics, self._send_spans):
+            try:
+                await send(to)
+            except RequestRefusedError as error:
+                # A collector may take one kind and not the other.
+                failure = failure or error
+            # A time-out is an OSError, too.
+            except OSError as error:
+                failure = failure or error
+                break
+        if failure is not None and not self._away:
+            log.warning("otlp_not_taken", endpoint=self._endpoint, reason=describe(failure))
+        elif failure is None and self._away:
+            log.info("otlp_taken", endpoint=self._endpoint)
+        self._away = failure is not None
+
+    async def _send_metrics(self, to: Way) -> None:
         own = {self._scope.service: {**self._scope.health.refreshed(), "up": 1}}
         exposed = {**self._suite.exposed(time.monotonic()), **own}
-        try:
-            await to.post("metrics", self._encoder.metrics(exposed, source, time.time()))
-            # After the metrics were accepted: otherwise the spans stay in the queue.
-            spans = self._by_service()
-            if spans:
-                await to.post("traces", self._encoder.traces(spans, source))
-        except OSError as error:
-            # A time-out is an OSError too.
-            if not self._away:
-                log.warning(
-                    "otlp_not_taken",
-                    endpoint=self._endpoint,
-                    reason=describe(error),
-                )
-            self._away = True
-        else:
-            if self._away:
-                log.info("otlp_taken", endpoint=self._endpoint)
-            self._away = False
+        source = self._settings.source.slot
+        await to.post("metrics", self._encoder.metrics(exposed, source, time.time()))
 
-    def _by_service(self) -> dict[str, list[Span]]:
+    async def _send_spans(self, to: Way) -> None:
+        # Reports bring more while these are sent.
+        sent = list(self._spans)
+        self._spans.clear()
+        if not sent:
+            return
         found: dict[str, list[Span]] = {}
-        while self._spans:
-            # Before they are sent: if that fails, these are lost, which a sample can bear.
-            service, span = self._spans.popleft()
+        for service, span in sent:
             found.setdefault(service, []).append(span)
-        return found
+        try:
+            await to.post("traces", self._encoder.traces(found, self._settings.source.slot))
+        except RequestRefusedError:
+            # The same spans would be refused again, and later ones with them.
+            raise
+        except OSError:
+            self._spans = deque([*sent, *self._spans], maxlen=SPANS_MAX)
+            raise

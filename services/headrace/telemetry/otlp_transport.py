@@ -1,7 +1,8 @@
 """The two transports to an OpenTelemetry collector: OTLP over HTTP, and over gRPC.
 
 Both take the bytes of a request and promise that the collector has accepted it when they return;
-any failure is an `OSError` with the reason. gRPC is imported only if it is configured.
+any failure is an `OSError` with the reason, and a `RequestRefusedError` if another attempt would
+fail, too. gRPC is imported only if it is configured.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ _METHODS = {
     "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
     "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
 }
+# After any other failure that a collector reports, OTLP forbids to send the same request again.
+_RETRYABLE_STATUS = frozenset({408, 429, 502, 503, 504})
+_RETRYABLE_CODES = frozenset(
+    {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
+)
+
+
+class RequestRefusedError(ConnectionError):
+    """The collector will not accept this request."""
 
 
 class Way(Protocol):
@@ -46,6 +56,9 @@ class HttpWay:
         try:
             async with self._http.post(f"{self._endpoint}/v1/{signal}", data=body) as answer:
                 answer.raise_for_status()
+        except aiohttp.ClientResponseError as error:
+            kind = ConnectionError if error.status in _RETRYABLE_STATUS else RequestRefusedError
+            raise kind(describe(error)) from error
         except aiohttp.ClientError as error:
             raise ConnectionError(describe(error)) from error
 
@@ -82,7 +95,9 @@ class GrpcWay:
         try:
             await self._calls[signal](body, timeout=TIMEOUT_S, metadata=self._metadata)
         except self._failed as error:
-            raise ConnectionError(f"{error.code().name}: {error.details()}") from error
+            code = error.code().name
+            kind = ConnectionError if code in _RETRYABLE_CODES else RequestRefusedError
+            raise kind(f"{code}: {error.details()}") from error
 
     async def close(self) -> None:
         await self._channel.close()

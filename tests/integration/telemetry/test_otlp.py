@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,12 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from headrace.embedded.nats import EmbeddedNats
-from headrace.process.health import serving
+from headrace.process import tracing
+from headrace.process.health import Health, serving
+from headrace.process.lifecycle import Scope
+from headrace.settings import load
+from headrace.telemetry.otlp_export import OtlpExport
+from headrace.telemetry.suite import SuiteStatus
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.names import Names
@@ -39,6 +44,10 @@ from headrace.testing.process import service
 from headrace.testing.suite import Suite
 
 ROWS = 250
+PROTOCOLS = ["http/protobuf", "grpc"]
+AWAY = (503, grpc.StatusCode.UNAVAILABLE)
+REFUSED = (404, grpc.StatusCode.UNIMPLEMENTED)
+GOOD = (200, grpc.StatusCode.OK)
 
 
 class Collector:
@@ -48,6 +57,9 @@ class Collector:
         self.metrics: dict[str, dict[str, Metric]] = {}
         self.spans: dict[bytes, dict[str, tuple[str, Span]]] = {}
         self.headers: set[str] = set()
+        # The answer to spans, of HTTP and of gRPC; how many requests had another one than success.
+        self.spans_answer = GOOD
+        self.refused = 0
 
     async def on_metrics(self, request: web.Request) -> web.Response:
         self.headers.add(request.headers.get("X-Tenant", ""))
@@ -62,6 +74,9 @@ class Collector:
             )
 
     async def on_traces(self, request: web.Request) -> web.Response:
+        if self.spans_answer[0] != 200:
+            self.refused += 1
+            return web.Response(status=self.spans_answer[0])
         self._take_spans(ExportTraceServiceRequest.FromString(await request.read()))
         return web.Response(content_type="application/x-protobuf")
 
@@ -78,6 +93,9 @@ class Collector:
         if isinstance(request, ExportMetricsServiceRequest):
             self._take_metrics(request)
             return ExportMetricsServiceResponse()
+        if self.spans_answer[1] is not grpc.StatusCode.OK:
+            self.refused += 1
+            await context.abort(self.spans_answer[1])
         self._take_spans(request)
         return ExportTraceServiceResponse()
 
@@ -121,7 +139,67 @@ def environment(
     }
 
 
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@contextlib.asynccontextmanager
+async def exporting(collector: Collector, protocol: str) -> AsyncIterator[OtlpExport]:
+    """Telemetry's export to a collector, at short intervals."""
+    async with collector.listening(protocol) as endpoint, asyncio.TaskGroup() as tasks:
+        settings = load(
+            {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol, "HEADRACE_OTEL_INTERVAL_S": "0.1"}
+        )
+        scope = Scope("telemetry", settings.process, tasks, Health("telemetry"))
+        export = OtlpExport(scope, settings, SuiteStatus(0.0, 1.0), endpoint)
+        scope.spawn("export", export.run())
+        try:
+            async with asyncio.timeout(60):
+                yield export
+        finally:
+            scope.stop()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  # a collector has no event
+        await asyncio.sleep(0.02)
+
+
+def span(number: int) -> tuple[tracing.Span, ...]:
+    return (tracing.Span("change", f"7-{number}", 1.0, 2.0),)
+
+
+def frames(collector: Collector) -> set[int]:
+    """The numbers of the frames of which there is a span."""
+    return {int.from_bytes(trace[8:], "big") for trace in collector.spans}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_spans_wait_for_a_collector_that_takes_only_metrics_for_a_while(
+    protocol: str,
+) -> None:
+    collector = Collector()
+    collector.spans_answer = AWAY
+    async with exporting(collector, protocol) as export:
+        export.hear("publisher", span(1))
+        await until(lambda: collector.refused >= 2)
+        assert collector.metrics
+        export.hear("publisher", span(2))
+        collector.spans_answer = GOOD
+        await until(lambda: frames(collector) == {1, 2})
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_spans_that_a_collector_will_never_take_do_not_hold_up_later_ones(
+    protocol: str,
+) -> None:
+    collector = Collector()
+    collector.spans_answer = REFUSED
+    async with exporting(collector, protocol) as export:
+        export.hear("publisher", span(1))
+        await until(lambda: collector.refused == 1)
+        collector.spans_answer = GOOD
+        export.hear("publisher", span(2))
+        await until(lambda: frames(collector) == {2})
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_a_collector_gets_every_services_figures_and_one_trace_for_a_frame_from_commit_to_acknowledgement(
     protocol: str, database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
 ) -> None:
