@@ -6,6 +6,7 @@ are written. Options that change values in another way are refused.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ _ESCAPES: Final = {
 }
 # Others, such as FORCE_QUOTE, are refused: they change what is written.
 _VALUED: Final = frozenset({"DELIMITER", "NULL", "QUOTE", "ESCAPE"})
+_LITERAL: Final = re.compile(rb"(?P<escaped>[eE])?'(?P<value>.*)'", re.DOTALL)
+_ESCAPE: Final = re.compile(rb"\\([t\\])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,9 @@ def copy_form(options: bytes, *, standard_strings: bool = True) -> CopyForm:
             place += 1
             if place < len(found) and found[place].word == "AS":
                 place += 1
-            form = form.having(word, _literal(options, found, place))
+            token = found[place] if place < len(found) else None
+            value = _literal(options, token, standard_strings=standard_strings)
+            form = form.having(word, value)
             place += 1
         else:
             raise NotProvenEqualError(f"the option {word or 'in quotes'} of COPY")
@@ -134,17 +139,23 @@ def _format(options: bytes, found: Sequence[Token], place: int) -> str:
     return options[token.start : token.end].decode("utf-8", "replace").strip("'\"").lower()
 
 
-def _literal(options: bytes, found: Sequence[Token], place: int) -> bytes:
-    """A plain literal, or E'\\t'."""
-    token = found[place] if place < len(found) else None
+def _literal(options: bytes, token: Token | None, *, standard_strings: bool) -> bytes:
+    """The value of a literal, if its only escapes are of a tab and of a backslash."""
     text = b"" if token is None else options[token.start : token.end]
-    if token is not None and token.kind == "text" and text[:1] == b"'" and b"\\" not in text[:-1]:
-        return text[1:-1].replace(b"''", b"'")
-    if text in (b"'\\N'", b"'\\'"):
-        return text[1:-1]
-    if text.lower() == b"e'\\t'":
-        return b"\t"
-    raise NotProvenEqualError("this value of an option of COPY", "Use a plain literal.")
+    found = _LITERAL.fullmatch(text)
+    # Such a quote ends one part of a literal that continues on another line.
+    if found is None or b"'" in found["value"].replace(b"''", b""):
+        raise _unsupported_value()
+    value = found["value"].replace(b"''", b"'")
+    if not found["escaped"] and standard_strings:
+        return value
+    if b"\\" in _ESCAPE.sub(b"", value):
+        raise _unsupported_value()
+    return _ESCAPE.sub(lambda escape: b"\t" if escape[1] == b"t" else b"\\", value)
+
+
+def _unsupported_value() -> NotProvenEqualError:
+    return NotProvenEqualError("this value of an option of COPY", "Use a plain literal.")
 
 
 def _escaped(value: bytes, escapes: dict[int, bytes]) -> bytes:

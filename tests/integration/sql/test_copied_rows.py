@@ -10,6 +10,7 @@ import pytest
 
 from headrace.sql import wire
 from headrace.sql.copy_to_stdout import BINARY_HEADER, BINARY_TRAILER, begun_with, copy_form
+from headrace.sql.errors import NotProvenEqualError
 from headrace.sql.result_rows import RowMessages
 from headrace.sql.storage_types import TEXT_OID
 from headrace.sql.wire import WireColumn
@@ -26,6 +27,42 @@ OPTIONS = (
     "(FORMAT csv, DELIMITER '|', QUOTE 'a', ESCAPE '\"')",
     "(FORMAT binary)",
 )
+
+# Literals, and whether they are read if plain literals have escapes, and if they have none.
+LITERALS = (
+    ("''", True, True),
+    ("'it''s'", True, True),
+    (r"'\N'", False, True),
+    (r"'\\N'", True, True),
+    (r"'\t'", True, True),
+    (r"'\\\\'", True, True),
+    (r"E'\\N'", True, True),
+    (r"E'it''s\t'", True, True),
+    (r"E'\N'", False, False),
+    (r"E'it\'s'", False, False),
+    (r"E'\x41'", False, False),
+    ("'a'\n 'b'", False, False),
+    ("'a'\n''", False, False),
+)
+
+
+@pytest.mark.parametrize(("literal", "escaping", "standard"), LITERALS)
+@pytest.mark.parametrize("strings", ["off", "on"])
+def test_a_literal_has_the_value_that_postgresql_reads_or_is_refused(
+    session_servers: SessionServers, literal: str, strings: str, *, escaping: bool, standard: bool
+) -> None:
+    options = f"(FORMAT csv, NULL {literal})"
+    with psycopg.connect(session_servers.shared_postgres(18).dsn(), autocommit=True) as oracle:
+        oracle.execute(f"SET standard_conforming_strings = {strings}".encode())
+        with oracle.cursor().copy(f"COPY (SELECT NULL, 1) TO STDOUT {options}".encode()) as copy:
+            expected = [bytes(each) for each in copy]
+    is_standard = strings == "on"
+    if standard if is_standard else escaping:
+        form = copy_form(options.encode(), standard_strings=is_standard)
+        assert [form.line([None, b"1"])] == expected
+    else:
+        with pytest.raises(NotProvenEqualError):
+            copy_form(options.encode(), standard_strings=is_standard)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

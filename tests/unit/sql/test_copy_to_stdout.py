@@ -20,6 +20,7 @@ ROWS: Sequence[tuple[bytes, list[bytes | None], bytes]] = [
     (b"(FORMAT csv)", [b"\\."], b'"\\."\n'),
     (b"(FORMAT csv, NULL 'x')", [b"x", None], b'"x",x\n'),
     (b"DELIMITER E'\\t' NULL '\\N'", [None, b"a"], b"\\N\ta\n"),
+    (b"(NULL E'it''s \\\\N')", [None], b"it's \\N\n"),
 ]
 
 

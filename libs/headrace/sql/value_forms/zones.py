@@ -27,6 +27,8 @@ _FIRST_S = -62_104_060_800
 _LAST_S = 253_086_336_000
 # More than all days of the years 1 to 9999, in 32 MB; days that are further apart are sorted.
 _DAYS_TABLE_MAX = 4_000_000
+# A zone remembers about as many days as a century has, in about 10 MB.
+REMEMBERED_DAYS_MAX = 40_000
 
 
 class Zone:
@@ -67,6 +69,9 @@ class Zone:
         known = self._by_day.get(day)
         if known is None:
             known = (self._at(day * 86_400), self._at(day * 86_400 + 86_399))
+            # Which of them later statements need is unknown, so that all go.
+            if len(self._by_day) >= REMEMBERED_DAYS_MAX:
+                self._by_day.clear()
             self._by_day[day] = known
         return known
 
@@ -79,7 +84,7 @@ class Zone:
         return int(offset.total_seconds())
 
 
-# Each zone remembers the days that it has met, also for later statements.
+# Each zone remembers days that it has met, also for later statements.
 @lru_cache(maxsize=64)
 def zone(name: str) -> Zone:
     """The zone with a name."""
