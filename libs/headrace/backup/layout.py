@@ -25,7 +25,6 @@ from dataclasses import dataclass
 IDENTITY = "backup.json"
 STATUS = "status.json"
 RECORD = "backup.json"
-MANIFEST = "manifest.zst"
 # Its folders.
 WAL = "wal"
 BACKUPS = "backups"

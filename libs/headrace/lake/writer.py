@@ -12,10 +12,8 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
@@ -43,8 +41,6 @@ from headrace.lake.tables import LakeTable, described_table, evolve, table_prope
 from headrace.lsn import format_lsn
 from headrace.process.failpoint import failpoint
 
-# pyarrow's stubs lack calls that are used here.
-pc: Any = pyarrow.compute
 _PROPERTIES = {
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",

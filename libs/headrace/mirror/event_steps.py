@@ -25,8 +25,6 @@ from headrace.mirror.target import (
 )
 from headrace.mirror.value_kinds import ValueKind, kind_of
 
-_GONE = frozenset({"table_dropped", "table_removed"})
-
 
 @dataclass(frozen=True, slots=True)
 class Resync:

@@ -14,7 +14,6 @@ _SIGNIFICANT_DIGITS: Final = 16
 _SCALE_MAX: Final = 1000
 # PostgreSQL computes with groups of four decimal digits, aligned at the point.
 _GROUP_DIGITS: Final = 4
-_GROUP: Final = 10**_GROUP_DIGITS
 
 
 def quotient(dividend: str, divisor: str, dividend_scale: int, divisor_scale: int) -> str:

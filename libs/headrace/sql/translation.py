@@ -153,16 +153,6 @@ def numeric_digits(value: bytes) -> tuple[int, int]:
     return max(weight * 4 + len(str(first)), 1), scale
 
 
-def lake_relids(query: Node, relations: Mapping[int, LakeRelation]) -> frozenset[int]:
-    """The lake's tables that the query reads, also in subqueries."""
-    found = {
-        node.integer("relid")
-        for node in _nodes(query)
-        if node.kind == "RANGETBLENTRY" and isinstance(node.get("relid"), int)
-    }
-    return frozenset(found & set(relations))
-
-
 def required_privileges(query: Node) -> tuple[RequiredPrivilege, ...]:
     """All relations that PostgreSQL would check when it executes the query."""
     return tuple(

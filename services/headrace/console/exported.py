@@ -19,7 +19,6 @@ _MARKS = {"hidden": "[hidden]", "redacted": "[redacted]", "unchanged": "[unchang
 # Spreadsheets take a cell that begins so for a formula, some also with the wide forms of the signs.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 FORMATS = {"csv": "text/csv; charset=utf-8", "ndjson": "application/x-ndjson"}
-Line = Mapping[str, Any]
 
 
 def plain(cell: Cell | None) -> str | None:

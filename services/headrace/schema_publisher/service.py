@@ -27,7 +27,6 @@ from headrace.timing.waits import wait_for
 
 log = logs.logger("schema-publisher")
 
-SERVICE = "schema-publisher"
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 5.0
 

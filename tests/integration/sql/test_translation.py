@@ -12,7 +12,7 @@ import pytest
 
 from headrace.sql.duckdb_errors import OVERFLOWS
 from headrace.sql.errors import NotProvenEqualError
-from headrace.sql.translation import RequiredPrivilege, lake_relids, required_privileges, translate
+from headrace.sql.translation import RequiredPrivilege, required_privileges, translate
 from headrace.testing.servers import SessionServers
 from tests.support import sql_tables
 from tests.support.sql_pair import SqlPair, difference, same, sql_pair
@@ -196,12 +196,11 @@ def test_values_of_the_session_are_parameters_after_the_clients(pair: SqlPair) -
 
 def test_the_lakes_tables_are_found_wherever_a_statement_reads_them(pair: SqlPair) -> None:
     names = {relation.name: relid for relid, relation in pair.relations.items()}
-    tree = pair.tree(
+    translation = pair.translation(
         "WITH q AS (SELECT id FROM other) SELECT * FROM q WHERE EXISTS (SELECT FROM seen WHERE seen.id = q.id)"
     )
-    assert lake_relids(tree, pair.relations) == {names["calm"], names["other"]}
+    assert translation.relids == {names["calm"], names["other"]}
     assert pair.translation("SELECT * FROM seen").relids == {names["calm"]}
-    assert lake_relids(pair.tree("SELECT oid FROM pg_class"), pair.relations) == frozenset()
 
 
 def test_a_view_needs_its_owners_privilege_on_the_table_and_the_clients_on_the_view(

@@ -1,22 +1,19 @@
 """Every declared name is used: by the libraries, the services, the examples or the deployment, and
 not only by tests.
 
-It compares only names: a name that it finds is certainly dead, and a dead name that equals a used
-one is not found.
+It compares only names: a name that it finds is certainly dead, and a dead method that has the name
+of a used one is not found. A module's own names are compared with what other modules import.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.support.source_tree import (
-    failures,
-    modules,
-    tree,
-)
+from tests.support.source_tree import failures, imports, modules, tree
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 # Used by nobody here.
@@ -42,6 +39,9 @@ KEPT = {
 }
 # Libraries for tests.
 FOR_TESTS = (Path("libs/headrace/testing"), Path("libs/headrace/embedded"))
+
+
+WORD = re.compile(r"\w+")
 
 
 @cache
@@ -81,6 +81,62 @@ def declared(module: Path) -> Iterator[tuple[str, int]]:
                 if isinstance(name, ast.Name)
             ]
             yield from ((name.id, name.lineno) for name in names)
+
+
+@cache
+def imported(*places: str) -> frozenset[str]:
+    """The names that other modules may mean: full ones where they are imported, `.name` for
+    attributes and for words of strings that may name an object.
+    """
+    found = set()
+    for module in modules(*places):
+        found |= imports(module)
+        for node in ast.walk(tree(module)):
+            match node:
+                case ast.Attribute(attr=name):
+                    found.add(f".{name}")
+                case ast.Constant(value=str() as text) if not re.search(r"\s", text):
+                    found |= {f".{word}" for word in WORD.findall(text)}
+    return frozenset(found)
+
+
+def own_names(module: Path) -> Iterator[tuple[str, int]]:
+    """The names that a module declares at its top, and does not read."""
+    read = {
+        node.id
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    inside = {
+        part.lineno
+        for node in tree(module).body
+        if isinstance(node, ast.ClassDef)
+        for part in node.body
+        if isinstance(part, Function)
+    }
+    for name, line in declared(module):
+        if name not in read and line not in inside and not name.startswith("__"):
+            yield name, line
+
+
+def full_name(module: Path) -> str:
+    """The name under which others import it."""
+    parts = module.with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_a_modules_own_names_are_read_there_or_imported_from_there() -> None:
+    places = ("libs", "services", "examples", "deploy")
+    found = []
+    for module in modules("libs", "services"):
+        for_tests = any(module.is_relative_to(place) for place in FOR_TESTS)
+        known = imported(*places, "tests") if for_tests else imported(*places)
+        found += [
+            f"{module}:{line} {name} is used by nothing"
+            for name, line in own_names(module)
+            if name not in KEPT and not {f"{full_name(module)}.{name}", f".{name}"} & known
+        ]
+    failures(found)
 
 
 def test_nothing_is_declared_that_nobody_uses() -> None:

@@ -17,7 +17,6 @@ from headrace.lake.errors import LakeError
 from headrace.lake.requests import CopyRequest, RequestState
 
 LOOK_S = 0.5
-REPORT_S = 10.0
 
 
 class CopyRefusedError(LakeError):
