@@ -26,7 +26,8 @@ DASHBOARD = Dashboard(
         Panel(
             "Age of the oldest base",
             "s",
-            {"{{source}}": selected("headrace_archive_base_age_seconds")},
+            # Zero without a base.
+            {"{{source}}": f"{selected('headrace_archive_base_age_seconds')} or on () vector(0)"},
         ),
         Panel(
             "Gaps and recoveries",

@@ -1,4 +1,4 @@
-"""Brings rows of a live table back to how they were, from the same table of a restored cluster.
+"""Brings rows of a live table back to how they were, from a restored cluster or the archive.
 
 Only rows change, so everything that hangs on the table stays: foreign keys, views, sequences,
 privileges, publications. Promises that exactly the rows of a difference that was shown are written,
@@ -8,7 +8,8 @@ checks constraints and foreign keys; triggers of users don't fire.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,8 @@ _INSERT, _UPDATE, _DELETE = "insert", "update", "delete"
 _LOCK_TIMEOUT = "10s"
 
 _COLUMNS = """
-SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '', a.attidentity = 'a',
-       coalesce(a.attnum = ANY(i.indkey), false)
+SELECT a.attname, format_type(a.atttypid, nullif(a.atttypmod, -1)), a.attgenerated <> '',
+       a.attidentity = 'a', coalesce(a.attnum = ANY(i.indkey), false)
 FROM pg_attribute a
 LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
 WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
@@ -42,6 +43,13 @@ WHERE contype = 'f' AND confrelid = %s::regclass AND conparentid = 0
   AND (confdeltype IN ('c', 'n', 'd') OR confupdtype IN ('c', 'n', 'd'))
 ORDER BY 1
 """
+
+
+def _agree(session: psycopg.Connection[Any]) -> None:
+    """The settings that decide the text of values, on both sides."""
+    session.execute("SET DateStyle = ISO; SET IntervalStyle = postgres; SET TimeZone = 'UTC'")
+    # Row security would hide rows silently; with this setting, PostgreSQL raises an error instead.
+    session.execute("SET extra_float_digits = 1; SET bytea_output = hex; SET row_security = off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,10 @@ class LiveRows:
             # The operator's own SQL, as in psql.
             self._where = sql.SQL(f"({where})")
         self._columns: list[_Column] = []
+        # Whether `json` is compared as documents: the archive does not have its whitespace.
+        self._by_document = False
+        # The columns of which that moment has no value: an inserted row gets their default.
+        self.newer: tuple[str, ...] = ()
 
     @property
     def exists(self) -> bool:
@@ -101,47 +113,69 @@ class LiveRows:
 
     def take(self, restored: psycopg.Connection[Any]) -> None:
         """Copy the rows of the restored cluster's table into a temporary table."""
-        # The settings that decide the text of values, on both sides.
-        for one in (self._session, restored):
-            one.execute("SET DateStyle = ISO; SET IntervalStyle = postgres; SET TimeZone = 'UTC'")
-            # Row security would hide rows silently; with this setting, PostgreSQL raises an error
-            # instead.
-            one.execute(
-                "SET extra_float_digits = 1; SET bytea_output = hex; SET row_security = off"
-            )
-        self._session.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
-        self._columns = self._common(self._read_columns(restored))
-        # Without constraints: a column that is newer may be NOT NULL.
-        self._run("CREATE TEMP TABLE {restored} AS SELECT * FROM ONLY {live} WITH NO DATA")
-        names = self._list(one.name for one in self._columns)
+        _agree(restored)
+        former = {one.name: one.type for one in self._read_columns(restored)}
+        names = self._prepare(former)
         out = sql.SQL("COPY (SELECT {} FROM ONLY {}) TO STDOUT").format(names, self._name)
-        into = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(_RESTORED), names)
-        with restored.cursor().copy(out) as rows, self._session.cursor().copy(into) as copy:
+        with restored.cursor().copy(out) as rows, self._copying(names) as copy:
             for data in rows:
                 copy.write(data)
-        # Autovacuum never looks at a temporary table, and the join below needs statistics.
+        self._taken()
+
+    def take_rows(
+        self,
+        former: Mapping[str, str],
+        rows: Callable[[Sequence[str]], Iterable[Sequence[str | None]]],
+    ) -> None:
+        """Copy rows from elsewhere; `former` are the types of the columns by name, `rows` gives the
+        texts of such columns.
+        """
+        self._by_document = True
+        names = self._prepare(former)
+        with self._copying(names) as copy:
+            for row in rows([one.name for one in self._columns]):
+                copy.write_row(row)
+        self._taken()
+
+    def _prepare(self, former: Mapping[str, str]) -> sql.Composable:
+        _agree(self._session)
+        self._session.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
+        self._columns = self._common(former)
+        # Without constraints: a column that is newer may be NOT NULL.
+        self._run("CREATE TEMP TABLE {restored} AS SELECT * FROM ONLY {live} WITH NO DATA")
+        return self._list(one.name for one in self._columns)
+
+    def _copying(self, names: sql.Composable) -> AbstractContextManager[psycopg.Copy]:
+        into = sql.SQL("COPY {} ({}) FROM STDIN").format(sql.Identifier(_RESTORED), names)
+        return self._session.cursor().copy(into)
+
+    def _taken(self) -> None:
+        # Autovacuum never looks at a temporary table, and the comparison needs statistics.
         self._run("ANALYZE {restored}")
 
     def _read_columns(self, session: psycopg.Connection[Any]) -> list[_Column]:
         return [_Column(*row) for row in session.execute(_COLUMNS, (self._text,)).fetchall()]
 
-    def _common(self, former: list[_Column]) -> list[_Column]:
+    def _common(self, former: Mapping[str, str]) -> list[_Column]:
         """The columns to bring back: those of that moment, which must still be there."""
         live = {one.name: one for one in self._read_columns(self._session)}
-        for one in former:
+        for name, kind in former.items():
             # Values of a dropped or converted column have no place any more.
-            if one.name not in live or live[one.name].type != one.type:
+            if name not in live or live[name].type != kind:
                 raise RestoreError(
-                    f"{self._text}.{one.name} was {one.type} at that moment, and the live table "
+                    f"{self._text}.{name} was {kind} at that moment, and the live table "
                     "has no such column",
                     remedy="Restore the table under another name with --as, without --replace.",
                 )
-        if not any(live[one.name].key for one in former):
+        if not any(live[name].key for name in former):
             raise RestoreError(
                 f"{self._text} has no primary key, so its rows can't be distinguished",
                 remedy="Restore the table under another name with --as, without --replace.",
             )
-        return [live[one.name] for one in former if not live[one.name].generated]
+        self.newer = tuple(
+            name for name, one in live.items() if not (name in former or one.generated)
+        )
+        return [live[name] for name in former if not live[name].generated]
 
     # The difference
 
@@ -289,9 +323,10 @@ class LiveRows:
     # SQL
 
     def _texts(self, side: str) -> sql.Composable:
-        parts = [
-            sql.SQL("{}::text").format(sql.Identifier(side, one.name)) for one in self._columns
-        ]
+        parts = []
+        for one in self._columns:
+            kind = "::jsonb::text" if self._by_document and one.type == "json" else "::text"
+            parts.append(sql.SQL(f"{{}}{kind}").format(sql.Identifier(side, one.name)))
         return sql.SQL("ARRAY[{}]").format(sql.SQL(", ").join(parts))
 
     def _list(self, names: Iterator[str]) -> sql.Composable:

@@ -33,7 +33,7 @@ from headrace.contract.subjects_and_ids import table_token
 from headrace.errors import describe
 from headrace.jetstream.connection import connect_once
 from headrace.lsn import ORIGIN, Position
-from headrace.mirror import CreateTable, Table, opened
+from headrace.mirror import CreateTable, Table, Target, opened
 from headrace.mirror.event_steps import Resync, row_steps
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.table import Phase, TableState
@@ -109,7 +109,8 @@ async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
 async def into_database(run: ReplayRun, target_url: str) -> None:
     """Apply the range to the target's tables, except for what is applied already."""
     try:
-        await _apply(run, target_url)
+        async with opened(target_url) as target:
+            await _apply(run, target)
     except TargetAwayError as error:
         raise ReplayError(
             str(error.args[0]),
@@ -125,29 +126,59 @@ async def into_database(run: ReplayRun, target_url: str) -> None:
         ) from error
 
 
-async def _apply(run: ReplayRun, target_url: str) -> None:
-    async with opened(target_url) as target:
-        book = Book(target)
-        await book.open()
-        player = _Player(book, run)
-        source = await asyncio.to_thread(run.source)
-        done = player.done_of(source)
-        if done == ORIGIN and not _is_begun(book, source):
-            loading = BaseLoading(book, run)
-            start = await loading.load()
-            player.begin(source or start.source, start, loading.shown())
-            done = start.position
-        run.know((state.schema, state.name) for state in book.tables.values())
-        for info, entry in run.changes(done):
-            # Each source has its own position in the target.
-            if entry.position > player.done_of(info.source) and not player.is_loaded(entry):
-                if player.is_full and not player.continues(info, entry):
-                    await player.commit()
-                player.take(info, entry)
-            if len(player.steps) >= ROWS_A_COMMIT:
-                await player.write()
-        await player.commit()
-        run.finish()
+async def _apply(run: ReplayRun, target: Target) -> None:
+    book = Book(target)
+    await book.open()
+    player = _Player(book, run)
+    await _play(book, run, player)
+    await player.commit()
+    run.finish()
+
+
+async def restore_one(run: ReplayRun, target: Target) -> Table:
+    """Apply the range of one table in a single transaction, which leaves the table and nothing of a
+    replay; its shape.
+    """
+    book = Book(target)
+    await book.open()
+    # Its position would be taken for the restored table's.
+    if book.lanes or any(state.phase is not Phase.LOADING for state in book.tables.values()):
+        raise ReplayError(
+            "the target contains a mirror or a replay",
+            remedy="Name another target with --into.",
+        )
+    player = _Player(book, run, at_once=True)
+    await _play(book, run, player)
+    # Before the commit: less than was asked for must not look like a restored table.
+    run.finish()
+    found = [state.live for state in book.tables.values() if state.live is not None]
+    if not found:
+        raise ReplayError(
+            "the archive knows no row of the table from before that moment",
+            remedy="Check the name of the table, or name a later moment.",
+        )
+    await player.commit()
+    return found[0]
+
+
+async def _play(book: Book, run: ReplayRun, player: _Player) -> None:
+    """Load bases if the target is empty, then take the changes after them."""
+    source = await asyncio.to_thread(run.source)
+    done = player.done_of(source)
+    if done == ORIGIN and not _is_begun(book, source):
+        loading = BaseLoading(book, run)
+        start = await loading.load()
+        player.begin(source or start.source, start, loading.shown())
+        done = start.position
+    run.know((state.schema, state.name) for state in book.tables.values())
+    for info, entry in run.changes(done):
+        # Each source has its own position in the target.
+        if entry.position > player.done_of(info.source) and not player.is_loaded(entry):
+            if player.is_full and not player.continues(info, entry):
+                await player.commit()
+            player.take(info, entry)
+        if len(player.steps) >= ROWS_A_COMMIT:
+            await player.write()
 
 
 def _is_begun(book: Book, source: str) -> bool:
@@ -163,6 +194,8 @@ class _Player:
 
     _book: Book
     _run: ReplayRun
+    # Everything in one transaction, after which the target has no state of a replay.
+    at_once: bool = False
     steps: list[Step] = field(default_factory=list)
     _count: int = 0
     _source: str = ""
@@ -229,7 +262,7 @@ class _Player:
             and state.version == info.version
         ):
             return state.live
-        wanted = shape(info)
+        wanted = shape(info, self._run.called)
         if state is None:
             self._check_name(info)
         # It must not replace a table that somebody else made.
@@ -262,7 +295,8 @@ class _Player:
     @property
     def is_full(self) -> bool:
         """Whether there is enough for a commit, and no table is ahead of the others."""
-        return self._count >= ROWS_A_COMMIT and self._last.lsn >= self._level_lsn
+        level = self._last.lsn >= self._level_lsn
+        return self._count >= ROWS_A_COMMIT and level and not self.at_once
 
     def continues(self, file_info: WalFileInfo, entry: RowEntry) -> bool:
         """Whether this change belongs to the transaction of the last one."""
@@ -280,7 +314,10 @@ class _Player:
             return
         await self.write()
         async with self._book.lock:
-            if self._last > ORIGIN:
+            if self.at_once:
+                for state in list(self._book.tables.values()):
+                    self._book.remove(state)
+            elif self._last > ORIGIN:
                 self._book.keep_lanes({**self._book.lanes, self._source: Watermark(self._last)})
             await self._book.commit()
         self._shows = False

@@ -26,7 +26,7 @@ from headrace.contract.subjects_and_ids import table_token
 from headrace.lsn import ORIGIN, Position
 from headrace.mirror import CreateTable, DropTable, InsertRows
 from headrace.mirror.mirror_state import SEEN, Book
-from headrace.mirror.table import BootstrapRun, Phase, TableState
+from headrace.mirror.table import BootstrapRun, Phase, Table, TableState
 from headrace.mirror.target import Step
 from headrace.process.failpoint import failpoint
 
@@ -60,7 +60,7 @@ class BaseLoading:
         # A mirror's target: its tables are on their way there.
         if self._run.has_start or SEEN in self._book.lanes:
             return ReplayStart()
-        self._chosen = await asyncio.to_thread(self._choose)
+        self._chosen = await asyncio.to_thread(newest_bases, self._run)
         whole = await asyncio.to_thread(self._needs_beginning)
         await self._forget_others()
         for record in self._chosen.values():
@@ -72,6 +72,7 @@ class BaseLoading:
         records = self._chosen.values()
         first = min(record.lsn for record in records)
         source = next(record.source for record in records)
+        whole = whole or await asyncio.to_thread(self._begins_before_files)
         # No commit record starts directly before an LSN.
         before = ORIGIN if whole else Position(first - 1, 0)
         return ReplayStart(source, before, max(record.lsn for record in records))
@@ -83,18 +84,6 @@ class BaseLoading:
             for name in self._chosen
             for step in self._book.show(self._book.tables[_token(name)])
         ]
-
-    def _choose(self) -> dict[TableName, BaseRecord]:
-        """By table: the newest base that the range includes."""
-        files = self._run.reader.files()
-        first = next(files, None)
-        found: dict[TableName, BaseRecord] = {}
-        for base in self._bases.all():
-            record = base.record
-            mine = first is None or record.archive == first.info.archive
-            if mine and self._run.wants(record.name) and self._run.includes(record):
-                found[record.name] = record
-        return found
 
     def _needs_beginning(self) -> bool:
         """Whether a table needs the whole archive, as it has no base; raises if that is not there
@@ -124,12 +113,24 @@ class BaseLoading:
             )
         return True
 
+    def _begins_before_files(self) -> bool:
+        """Whether a base is older than the archive's first file, which starts at a later LSN if the
+        log contained nothing in between.
+        """
+        listed = self._run.reader.list()
+        is_first = any(record.next_id == FIRST_ID for record in self._chosen.values())
+        return is_first and bool(listed) and listed[0].id == FIRST_ID
+
     async def _forget_others(self) -> None:
         """Drop what an earlier run loaded from bases that are not the ones now."""
-        ids = {_token(name): record.id for name, record in self._chosen.items()}
+        wanted = {
+            _token(name): (record.id, self._staged(record)) for name, record in self._chosen.items()
+        }
         for state in list(self._book.tables.values()):
             run = state.run
-            if state.phase is Phase.LOADING and run and ids.get(state.token) != run.snapshot_id:
+            if run is None or wanted.get(state.token) == (run.snapshot_id, run.staged):
+                continue
+            if state.phase is Phase.LOADING:
                 async with self._book.lock:
                     await self._book.write([DropTable(run.staged)])
                     self._book.remove(state)
@@ -154,8 +155,11 @@ class BaseLoading:
             await self._write(state, run, rows)
             failpoint("replay.base_part")
 
+    def _staged(self, record: BaseRecord) -> Table:
+        return replace(shape(record.table, self._run.called), staging=True)
+
     async def _begin(self, record: BaseRecord) -> TableState:
-        staged = replace(shape(record.table), staging=True)
+        staged = self._staged(record)
         self._book.check_place(staged)
         run = BootstrapRun(
             record.id,
@@ -185,6 +189,18 @@ class BaseLoading:
                 await self._book.write([InsertRows(run.staged, portion)])
             self._book.put(replace(state, run=run))
             await self._book.commit()
+
+
+def newest_bases(run: ReplayRun) -> dict[TableName, BaseRecord]:
+    """By table: the newest base that the range includes."""
+    first = next(run.reader.files(), None)
+    found: dict[TableName, BaseRecord] = {}
+    for base in Bases(run.reader.store).all():
+        record = base.record
+        mine = first is None or record.archive == first.info.archive
+        if mine and run.wants(record.name) and run.includes(record):
+            found[record.name] = record
+    return found
 
 
 def _portion(rows: Iterator[RowEntry]) -> Sequence[exact.Row]:

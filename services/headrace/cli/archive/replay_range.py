@@ -43,6 +43,8 @@ class ReplayRange:
     end: str | None = None
     tables: tuple[str, ...] = ()
     past_gaps: bool = False
+    # The name of the one table in the target, if it is another one.
+    called: str | None = None
 
 
 class ReplayRun:
@@ -50,6 +52,7 @@ class ReplayRun:
 
     def __init__(self, chosen: ReplayRange) -> None:
         self._begin, self._end = place(chosen.begin), place(chosen.end)
+        self.called = chosen.called
         for kind in self._begin.keys() & self._end.keys():
             # Both are of one type, as the kind is the same.
             if self._end[kind] < self._begin[kind]:  # type: ignore[operator]
@@ -112,6 +115,11 @@ class ReplayRun:
         """The target has these tables: the rest of the range may contain no change of them."""
         self._tables.update(names)
 
+    def last(self) -> WalFileInfo | None:
+        """The archive's last file, as of the run's start."""
+        file = self._reader.get(self._last_id) if self._last_id else None
+        return None if file is None else file.info
+
     def source(self) -> str:
         """The source of the changes."""
         file = next(self._reader.files(), None)
@@ -132,7 +140,7 @@ class ReplayRun:
     def stored(self, count: int, up_to: Position) -> None:
         """The target has stored this many more changes."""
         self.count += count
-        self._stored = up_to
+        self._stored = max(self._stored, up_to)
 
     def finish(self) -> None:
         """Everything was read and stored: raises if that is less than requested."""

@@ -12,10 +12,12 @@ from headrace.mirror import AlterTable, Column, Table
 _VARYING = re.compile(r"(character varying|bit varying)(?:\((\d+)\))?")
 
 
-def shape(info: TableInfo) -> Table:
+def shape(info: TableInfo, called: str | None = None) -> Table:
+    """The table in the target; `called`: its name there, if it is another one."""
     columns = tuple(Column(column.name, column.type_name) for column in info.columns)
     whole = tuple(column.name for column in info.columns)
-    return Table(info.schema, info.table, columns, info.key if info.key != whole else (), info.key)
+    key = info.key if info.key != whole else ()
+    return Table(info.schema, called or info.table, columns, key, info.key)
 
 
 def altered(before: Table, wanted: Table, info: TableInfo) -> AlterTable:

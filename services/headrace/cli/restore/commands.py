@@ -15,6 +15,7 @@ from headrace.errors import HeadraceError
 # As in `backup.commands`: help works without the packages of an archive.
 if TYPE_CHECKING:
     from headrace.backup.store import BackupStore
+    from headrace.cli.restore.wanted import Wanted
     from headrace.settings import Settings
 
 
@@ -49,14 +50,20 @@ class RestoreWay(StrEnum):
 
 
 # The options of the logical way.
-_LOGICAL = frozenset({"table", "at", "lsn", "into", "way"})
+_LOGICAL = frozenset(
+    {
+        *("table", "at", "lsn", "into", "way", "name", "work", "plan_only"),
+        *("replace", "where", "discard_later", "yes"),
+    }
+)
 
 Way = Annotated[
     RestoreWay,
     typer.Option(
         "--way",
         help="physical: from the backup store, with everything that PostgreSQL knows of a table. "
-        "logical: from the archive, its rows and key, into any database; --at or --lsn.",
+        "logical: from the archive, its rows and key, into any database; --at or --lsn, or the "
+        "end of the archive.",
     ),
 ]
 Into = Annotated[
@@ -109,9 +116,7 @@ Drill = Annotated[
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Only show what the restore would do.")]
 
 
-def _logical(
-    context: typer.Context, table: str | None, at: str | None, lsn: str | None, into: str
-) -> None:
+def _logical(context: typer.Context, wanted: Wanted) -> None:
     others = [
         parameter.opts[0]
         for parameter in context.command.params
@@ -119,9 +124,8 @@ def _logical(
     ]
     try:
         from headrace.cli.restore import logical
-        from headrace.cli.restore.moment import RestoreMoment
 
-        typer.echo(logical.run(table, RestoreMoment(at, lsn), into, others))
+        logical.run(wanted, others)
     except HeadraceError as error:
         fail(error)
 
@@ -160,34 +164,31 @@ def restore(  # noqa: PLR0917  # typer turns them into options
     Without a moment, --to restores up to the end of the log.
     """
 
+    from headrace.cli.restore.wanted import RestoreMoment, RowsWanted, Wanted
+
+    wanted = Wanted(
+        to,
+        table,
+        RestoreMoment(at, lsn, xid, before_xid, before_drop),
+        into,
+        name,
+        RowsWanted(replace, where, discard_later, yes),
+        timeline,
+        tuple(tablespaces or ()),
+        work,
+        plan_only,
+        drill,
+    )
     if way is RestoreWay.LOGICAL:
-        _logical(context, table, at, lsn, into)
+        _logical(context, wanted)
         return
     code = 0
 
     def restored(settings: Settings, store: BackupStore) -> None:
         from headrace.cli.restore import run as command
-        from headrace.cli.restore.moment import RestoreMoment
-        from headrace.cli.restore.rows import RowsWanted
 
         nonlocal code
-        code = command.run(
-            settings,
-            store,
-            command.Wanted(
-                to,
-                table,
-                RestoreMoment(at, lsn, xid, before_xid, before_drop),
-                into,
-                name,
-                RowsWanted(replace, where, discard_later, yes),
-                timeline,
-                tuple(tablespaces or ()),
-                work,
-                plan_only,
-                drill,
-            ),
-        )
+        code = command.run(settings, store, wanted)
 
     on_store(url, restored)
     raise typer.Exit(code)

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from headrace.backup.plan import RestoreTarget, TargetKind
 from headrace.cli.archive.read import duration_s
+from headrace.cli.restore.wanted import RestoreMoment
 from headrace.errors import SettingError
 from headrace.lsn import parse_lsn
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreMoment:
-    """The options; at most one is given."""
-
-    at: str | None = None
-    lsn: str | None = None
-    xid: int | None = None
-    before_xid: int | None = None
-    before_drop: bool = False
-
-    @property
-    def given(self) -> int:
-        """How many moments are named."""
-        options = (self.at, self.lsn, self.xid, self.before_xid)
-        return sum(one is not None for one in options) + self.before_drop
 
 
 def target(moment: RestoreMoment) -> RestoreTarget:

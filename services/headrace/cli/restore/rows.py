@@ -6,8 +6,8 @@ which were inserted since the moment are shown, and deleted only on request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psycopg
@@ -15,15 +15,15 @@ import typer
 
 from headrace.backup.errors import RestoreError
 from headrace.backup.live_rows import LiveRows, RowChange, RowCounts
+from headrace.backup.plan import RestoreTarget
 from headrace.backup.store import BackupStore
-from headrace.cli.restore.moment import RestoreMoment
 from headrace.cli.restore.table import (
     LIVE,
-    RestoredTable,
     copy,
     restored_table,
     variables,
 )
+from headrace.cli.restore.wanted import RestoreMoment, RowsWanted
 from headrace.cli.terminal import Console
 from headrace.settings import PostgresSettings, Settings
 from headrace.terminal.text import plain
@@ -38,23 +38,6 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RowsWanted:
-    """The options about rows."""
-
-    replace: bool
-    where: str | None
-    # Whether rows that were inserted since the moment go.
-    discard_later: bool
-    # Without a question.
-    yes: bool
-
-    @property
-    def given(self) -> bool:
-        """Whether rows of a live table are to be changed."""
-        return self.replace or self.where is not None
-
-
 def run(
     settings: Settings,
     store: BackupStore,
@@ -67,18 +50,29 @@ def run(
 ) -> None:
     """Restore the cluster into a temporary folder, compare the rows, and change them."""
     console = Console(stderr=True, soft_wrap=True)
+    with (
+        refusals(),
+        # First: a wrong address or password must not show up after a long restore.
+        connected(settings.postgres, into) as session,
+        restored_table(settings, store, table, moment, work, console) as found,
+    ):
+        live = LiveRows(session, found.table, wanted.where)
+        if not live.exists:
+            # Dropped since: there are no rows to compare, and its name is free.
+            copy(settings, found, found.table[1], into, console)
+            return
+        name = ".".join(found.table)
+        console.print(f"comparing {name}")
+        with psycopg.connect(found.server.conninfo(found.database), autocommit=True) as restored:
+            live.take(restored)
+        bring_back(live, name, found.target, wanted)
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """PostgreSQL's errors in the live database as those of a restore."""
     try:
-        with (
-            # First: a wrong address or password must not show up after a long restore.
-            _live(settings.postgres, into) as session,
-            restored_table(settings, store, table, moment, work, console) as found,
-        ):
-            live = LiveRows(session, found.table, wanted.where)
-            if not live.exists:
-                # Dropped since: there are no rows to compare, and its name is free.
-                copy(settings, found, found.table[1], into, console)
-                return
-            _bring_back(live, found, wanted, console)
+        yield
     except psycopg.Error as error:
         text = str(error).splitlines()[0]
         raise RestoreError(
@@ -87,7 +81,8 @@ def run(
         ) from error
 
 
-def _live(postgres: PostgresSettings, into: str) -> psycopg.Connection:
+def connected(postgres: PostgresSettings, into: str) -> psycopg.Connection:
+    """A session of the database of `--into`, in autocommit mode."""
     if into != LIVE:
         return psycopg.connect(into, autocommit=True)
     given = variables(postgres, into)
@@ -96,15 +91,15 @@ def _live(postgres: PostgresSettings, into: str) -> psycopg.Connection:
     return psycopg.connect(psycopg.conninfo.make_conninfo(**named), autocommit=True)
 
 
-def _bring_back(live: LiveRows, found: RestoredTable, wanted: RowsWanted, console: Console) -> None:
-    name = ".".join(found.table)
-    console.print(f"comparing {name}")
-    with psycopg.connect(found.server.conninfo(found.database), autocommit=True) as restored:
-        live.take(restored)
+def bring_back(live: LiveRows, name: str, target: RestoreTarget, wanted: RowsWanted) -> None:
+    """Show the difference to the rows that were taken, and change the rows once it is confirmed."""
     counts = live.compare()
     for change in live.changes(_SHOWN_MAX):
         print(plain(_line(change)))
     print(_summary(counts, discard_later=wanted.discard_later))
+    if counts.inserts:
+        for column in live.newer:
+            print(plain(f"left out: {column}, which has its default in inserted rows"))
     # The whole table as it was can't keep them, and nobody has asked to delete them.
     if wanted.replace and counts.later and not wanted.discard_later:
         raise RestoreError(
@@ -131,7 +126,7 @@ def _bring_back(live: LiveRows, found: RestoredTable, wanted: RowsWanted, consol
         ) from error
     print(
         f"{name}: {done.inserts} rows inserted, {done.updates} updated, {done.later} deleted, "
-        f"{found.target}"
+        f"{target}"
     )
 
 

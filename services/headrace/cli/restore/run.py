@@ -1,34 +1,16 @@
-"""`headrace restore`: what its options ask for."""
+"""`headrace restore`: chooses between a cluster, a table, rows and a drill."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.backup.store import BackupStore
 from headrace.cli.restore import cluster, drill, rows, table
-from headrace.cli.restore.moment import RestoreMoment, target
-from headrace.cli.restore.rows import RowsWanted
+from headrace.cli.restore.moment import target
+from headrace.cli.restore.wanted import Wanted
 from headrace.cli.terminal import Console
 from headrace.errors import SettingError
 from headrace.settings import Settings
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The options."""
-
-    to: Path | None
-    table: str | None
-    moment: RestoreMoment
-    into: str
-    name: str | None
-    rows: RowsWanted
-    timeline: int | None
-    tablespaces: tuple[str, ...]
-    work: Path | None
-    plan_only: bool
-    drill: bool
 
 
 def run(settings: Settings, store: BackupStore, wanted: Wanted) -> int:

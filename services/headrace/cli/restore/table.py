@@ -17,7 +17,8 @@ from headrace.backup.recovery import RestoredServer
 from headrace.backup.restore import owner, place_of
 from headrace.backup.store import BackupStore
 from headrace.cli.restore import cluster
-from headrace.cli.restore.moment import RestoreMoment, target
+from headrace.cli.restore.moment import target
+from headrace.cli.restore.wanted import RestoreMoment
 from headrace.cli.terminal import Console
 from headrace.contract.table_patterns import table_of
 from headrace.embedded.account import unprivileged_account
