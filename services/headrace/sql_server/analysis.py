@@ -8,6 +8,7 @@ guard doesn't see is refused here: ONLY, and COPY of a table.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from headrace.sql import wire
@@ -42,8 +43,9 @@ from headrace.sql_server.own_plans import (
     ShowLsnPlan,
     text_column,
 )
-from headrace.sql_server.plans import LakeQuery, Statement, needs_of, rows_of
+from headrace.sql_server.plans import LakeQuery, LookUp, Statement, needs_of, rows_of
 from headrace.sql_server.problems import (
+    NOT_SUPPORTED,
     READ_ONLY,
     FailedError,
     StatementRefusedError,
@@ -74,6 +76,8 @@ _WITHOUT_TREE: Final = frozenset(
         "UNLISTEN",
     }
 )
+# Commands that name a prepared statement or a cursor.
+_BY_NAME: Final = frozenset({"CLOSE", "EXECUTE", "FETCH", "MOVE"})
 _INNER: Final = b"headrace: an inner query"
 _COPY_TO: Final = re.compile(rb"COPYSTMT\s.*?:is_from\s+false", re.DOTALL)
 _CHANGES: Final = re.compile(rb":resultRelation\s+[1-9]")
@@ -106,7 +110,7 @@ class Analyzer:
             return closing
         # All others need one: a statement whose tree is missing might read the lake unseen.
         needs_tree = piece is not None and keyword not in _WITHOUT_TREE
-        statement = Statement(piece)
+        statement = Statement(piece, parse=parse)
         await self._parse(parse, statement, needs_tree=needs_tree)
         if not needs_tree or piece is None:
             return statement
@@ -119,28 +123,90 @@ class Analyzer:
             raise error from None
         return statement
 
-    async def again(self, name: bytes, statement: Statement) -> None:
-        """Notice that a table has changed since the statement was analyzed."""
-        plan = statement.plan
-        # EXECUTE runs another statement, whose tables may have changed.
-        if isinstance(plan, RunPlan):
-            await self.again(plan.run.name, plan.prepared)
-        if not isinstance(plan, QueryPlan) or self._shapes(plan.query.relids) == plan.query.shapes:
-            return
-        # The private PostgreSQL analyzes it again if one of its tables was altered.
-        backend = self._state.backend
-        backend.forget_trees()
-        await self._described(name, statement)
-        if backend.trees:
-            plan.query = self._lake_query(backend.trees[0], plan.query.text)
+    async def current(self, name: bytes, statement: Statement) -> Statement:
+        """A prepared statement as its names are understood now. PostgreSQL, too, looks them up
+        again: after SET search_path they may lead to other tables.
+        """
+        piece, plan = statement.piece, statement.plan
+        if piece is not None and piece.keyword in _BY_NAME:
+            return await self._named(statement, piece)
+        if plan is None or isinstance(plan, ShowLsnPlan) or not self._is_old(statement):
+            return statement
+        if isinstance(plan, QueryPlan):
+            await self._look_up(statement, plan)
+            return statement
+        # COPY, DECLARE and EXPLAIN contain their query; PostgreSQL analyzes it when they run.
+        assert statement.parse is not None, "PREPARE takes none of these commands"
+        _check_reading(statement, statement.parse.text, self._state.look_up())
+        await self.drop(name)
+        return await self.prepare(statement.parse, piece)
 
-    async def _parse(self, parse: Parse, statement: Statement, *, needs_tree: bool) -> None:
-        """Let the private PostgreSQL parse and describe; its trees are in `backend.trees`."""
+    async def _named(self, statement: Statement, piece: Piece) -> Statement:
+        """EXECUTE, FETCH or CLOSE: another statement or cursor may have the name now."""
+        found = replace(statement, plan=None)
+        utility = utility_of(piece)
+        if isinstance(utility, Run):
+            self._plan_run(found, utility)
+            if isinstance(found.plan, RunPlan) and self._is_old(found.plan.prepared):
+                prepared = found.plan.prepared
+                assert isinstance(prepared.plan, QueryPlan), "RunPlan is for these only"
+                await self._look_up(prepared, prepared.plan)
+                # It may be a refusal now.
+                self._plan_run(found, utility)
+        elif isinstance(utility, Fetch) and utility.name in self._state.portals:
+            self._plan_fetch(found, utility)
+        elif (held := self._held(piece)) is not None:
+            found.plan = ClosePlan(self._state, held)
+        return found
+
+    def _is_old(self, statement: Statement) -> bool:
+        """Whether its names may mean something else than when they were looked up."""
+        then, now = statement.looked_up, self._state.look_up()
+        if then is None:
+            return True
+        if (then.commands, then.definitions) != (now.commands, now.definitions):
+            return True
+        plan = statement.plan
+        lake = self._state.lake.relids
+        only_tables = isinstance(plan, QueryPlan) and all(
+            need.relid in lake for need in plan.query.needs
+        )
+        # An administrator changes views, and the front doesn't learn of it. Within a transaction
+        # the statement's locks keep them as they are.
+        return not only_tables and then.transactions != now.transactions
+
+    async def _look_up(self, statement: Statement, plan: QueryPlan) -> None:
+        """Analyze a query again, and continue with its new tree if that differs."""
+        _check_reading(statement, plan.query.text, self._state.look_up())
+        again = Statement(None)
+        parse = Parse(_INNER, plan.query.text, statement.parameters)
+        await self._parse(parse, again, needs_tree=True, replaces=True)
+        trees = list(self._state.backend.trees)
+        if trees != [plan.query.tree]:
+            # As PostgreSQL: drivers have read the description, and decode rows by it.
+            if _row_type(again) != _row_type(statement):
+                raise refused(NOT_SUPPORTED, "cached plan must not change result type")
+            if not any(self._reads_lake(tree) for tree in trees):
+                raise unsupported(
+                    "a prepared statement whose names lead to other tables now", "Prepare it again."
+                )
+            self._plan_query(statement, trees, plan.query.text)
+            statement.columns = again.columns
+        statement.looked_up = again.looked_up
+
+    async def _parse(
+        self, parse: Parse, statement: Statement, *, needs_tree: bool, replaces: bool = False
+    ) -> None:
+        """Let the private PostgreSQL parse and describe; its trees are in `backend.trees`. With
+        `replaces`, another statement may have the name.
+        """
         backend = self._state.backend
+        # Before the analysis: a definition that comes meanwhile makes it old.
+        statement.looked_up = self._state.look_up()
         for attempt in range(2):
             backend.forget_trees()
             with backend.analysis():
-                await self._parse_once(parse, statement)
+                await self._parse_once(parse, statement, replaces=replaces)
             if backend.trees or not needs_tree:
                 return
             # The client has changed client_min_messages, or reset what the front has set.
@@ -149,9 +215,14 @@ class Analyzer:
                 await backend.renew_analyzer()
         raise refused("XX000", "the private PostgreSQL sent no parse tree")
 
-    async def _parse_once(self, parse: Parse, statement: Statement) -> None:
+    async def _parse_once(self, parse: Parse, statement: Statement, *, replaces: bool) -> None:
         backend = self._state.backend
-        await backend.send(parse.encode(), wire.describe(b"S", parse.name), wire.FLUSH)
+        messages = (parse.encode(), wire.describe(b"S", parse.name), wire.FLUSH)
+        if replaces:
+            await backend.send(wire.close(b"S", parse.name), *messages)
+            await backend.until(b"3")
+        else:
+            await backend.send(*messages)
         answer, _ = await backend.until(b"1")
         if answer.kind == b"E":
             raise FailedError(answer)
@@ -271,9 +342,8 @@ class Analyzer:
 
     async def _inner(self, inner: Statement, parse: Parse) -> None:
         """Analyze the query inside a statement."""
-        # The name may be left from a statement that failed.
-        await self.drop(_INNER)
-        await self._parse(parse, inner, needs_tree=True)
+        # The name may be left from another statement.
+        await self._parse(parse, inner, needs_tree=True, replaces=True)
         trees = list(self._state.backend.trees)
         if any(self._reads_lake(tree) for tree in trees):
             self._plan_query(inner, trees, parse.text)
@@ -315,7 +385,7 @@ class Analyzer:
         if self._state.backend.reads_parent:
             await self.drop(prepare.name)
             raise _reads_parent(trees, exact=self._state.backend.reads_exact())
-        statement = Statement(None)
+        statement = Statement(None, looked_up=self._state.look_up())
         await self._described(prepare.name, statement)
         # PREPARE's own tree comes first; the last one is that of the prepared statement.
         if self._reads_lake(trees[-1]):
@@ -341,10 +411,28 @@ class Analyzer:
         lake = self._state.lake.relids
         relids = frozenset(relid for relid, _ in uses(tree) if relid in lake)
         folds = may_fail_in_planning(node, self._state.lake.builtins)
-        return LakeQuery(node, needs_of(node), relids, self._shapes(relids), text, folds)
+        return LakeQuery(node, needs_of(node), relids, self._shapes(relids), text, tree, folds)
 
     def _shapes(self, relids: frozenset[int]) -> dict[int, tuple[object, ...]]:
         return {relid: self._state.lake.shapes.get(relid, ()) for relid in relids}
+
+
+def _row_type(statement: Statement) -> list[tuple[bytes, int, int]]:
+    return [(each.name, each.type_oid, each.modifier) for each in statement.columns or ()]
+
+
+def _check_reading(statement: Statement, text: bytes, now: LookUp) -> None:
+    """PostgreSQL keeps a statement as it was parsed; the front has its text, which the session may
+    read differently now.
+    """
+    then = statement.looked_up
+    if then is None:
+        return
+    quoted = then.standard_strings != now.standard_strings and b"\\" in text
+    if quoted or (then.encoding != now.encoding and not text.isascii()):
+        raise unsupported(
+            "a prepared statement after a change of how its text is read", "Prepare it again."
+        )
 
 
 def _reads_view(statement: Statement) -> bool:

@@ -165,6 +165,9 @@ class _Change:
             shape = tuple((each.number, each.type_oid, each.modifier) for each in found.columns)
             self._lake.shapes[found.relid] = shape
             self._lake.names[found.relid] = str(name)
+        # Before the commit, too, while the changed tables are locked: a statement that is analyzed
+        # after this sees the new definitions.
+        self._lake.definitions += 1
         return defined
 
     def _run(self, text: str, *names: str, values: Sequence[object] = ()) -> psycopg.Cursor[Any]:

@@ -155,12 +155,16 @@ class ExactRunner:
         async with self._shown(schema, query, types, reason):
             text = verb + b" " + without_schemas(query.text, schema.names)
             given = (BINARY,) * len(values)
+            # EXPLAIN ANALYZE runs the statement, which may call set_config.
+            self._state.command_ran()
             rows = await self._state.backend.call(text, values, types, formats=given)
         return [(line or b"").decode() for (line,) in rows]
 
     async def part(self, rows: ExactRows, rows_max: int) -> AsyncIterator[tuple[int, bytes]]:
         """The next rows of a portal, in messages for the client."""
         backend = self._state.backend
+        # It may call set_config.
+        self._state.command_ran()
         with self._cancellable(), backend.exact():
             await backend.send(wire.execute(rows.portal, rows_max), wire.FLUSH)
             waiting: list[bytes] = []

@@ -76,6 +76,8 @@ class SharedLake:
     # The columns that the private PostgreSQL's tables have now: number, type and modifier.
     shapes: dict[int, tuple[object, ...]] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    # How often tables were defined: since then, a name may mean another table.
+    definitions: int = 0
     # The tables with rows in the private PostgreSQL: no client's own statement reads them.
     exact_relids: set[int] = field(default_factory=set)
     exact: ExactTables = field(init=False)

@@ -14,7 +14,7 @@ from headrace.sql.query_tree import Node
 from headrace.sql.relations import LakeRelation
 from headrace.sql.statements import Fetch, Piece
 from headrace.sql.translation import RequiredPrivilege, Translation, required_privileges
-from headrace.sql.wire import TEXT, WireColumn
+from headrace.sql.wire import TEXT, Parse, WireColumn
 from headrace.sql_server.lake_run import Result
 from headrace.sql_server.problems import StatementRefusedError, unsupported
 
@@ -64,6 +64,20 @@ class Plan(Protocol):
         """Write the rows and the end of a statement."""
 
 
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """When the names of a statement were looked up. After a command of the session or another
+    definition of tables they may lead to other relations, and after another transaction a view
+    may read something else. The last two fields are how a text is read.
+    """
+
+    commands: int
+    definitions: int
+    transactions: int
+    standard_strings: bool
+    encoding: bytes
+
+
 @dataclass(slots=True)
 class Statement:
     """A prepared statement. `columns` is None if it gives no rows; without a piece, its text is not
@@ -76,6 +90,9 @@ class Statement:
     plan: Plan | None = None
     # COPY has rows and no row description.
     describes_rows: bool = True
+    looked_up: LookUp | None = None
+    # As the client sent it; PREPARE has none.
+    parse: Parse | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +142,8 @@ class LakeQuery:
     relids: frozenset[int]
     shapes: Mapping[int, tuple[object, ...]]
     text: bytes
+    # The tree as it was sent.
+    tree: bytes
     # Whether PostgreSQL's planner could raise an error that the rows don't decide.
     folds: bool
     # Whether all its numbers have fitted into 64 bits so far.

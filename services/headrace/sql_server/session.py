@@ -131,6 +131,8 @@ class SqlSession:
         """One statement of a Query."""
         try:
             statement = await self._analyzer.prepare(Parse(b"", piece.text, ()), piece)
+            # A table may have changed before the analysis took its lock.
+            statement = await self._analyzer.current(b"", statement)
         except FailedError as error:
             raise FailedError(_moved(error.message, text, piece.start)) from None
         client = self._state.client
@@ -139,8 +141,6 @@ class SqlSession:
             # The client has sent a Query, whose answer has no BindComplete or NoData.
             await self._pass(statement, *begin, wire.execute(b""), hidden=b"2n")
             return
-        # A table may have changed before the analysis took its lock.
-        await self._analyzer.again(b"", statement)
         if statement.columns is not None and statement.describes_rows:
             forms = (wire.TEXT,) * len(statement.columns)
             client.write(wire.row_description(statement.columns, forms))
@@ -194,7 +194,7 @@ class SqlSession:
     async def _bind(self, body: bytes) -> None:
         state = self._state
         bind = wire.bind_of(body)
-        statement = state.statements.get(bind.statement)
+        statement = await self._current(bind.statement)
         if bind.portal in state.portals:
             # Only the unnamed portal is replaced silently.
             if bind.portal:
@@ -211,11 +211,21 @@ class SqlSession:
         else:
             if state.status == "E":
                 raise transaction_failed()
-            await self._analyzer.again(bind.statement, statement)
             values = await self._reader.values(statement.parameters, bind.formats, bind.values)
             forms = wire.result_forms(bind.results, len(statement.columns or ()))
             state.portals[bind.portal] = Portal(statement, values, forms)
         state.client.write(wire.BIND_COMPLETE)
+
+    async def _current(self, name: bytes) -> Statement | None:
+        """A prepared statement as its names are understood now."""
+        state = self._state
+        statement = state.statements.get(name)
+        # A failed transaction looks nothing up; the statement is refused when it is bound.
+        if statement is None or state.status == "E":
+            return statement
+        found = await self._analyzer.current(name, statement)
+        state.statements[name] = found
+        return found
 
     async def _describe(self, body: bytes) -> None:
         target = wire.target_of(body)
@@ -226,7 +236,7 @@ class SqlSession:
                 self._write_columns(portal.statement, portal.column_forms)
                 return
         else:
-            statement = state.statements.get(target.name)
+            statement = await self._current(target.name)
             if statement is not None and statement.plan is not None:
                 state.client.write(wire.parameter_description(statement.parameters))
                 self._write_columns(statement, (wire.TEXT,) * len(statement.columns or ()))
@@ -277,6 +287,7 @@ class SqlSession:
         """Let the private PostgreSQL run a statement, and pass what it sends."""
         backend = self._state.backend
         backend.forget_trees()
+        self._state.command_ran()
         # PREPARE analyzes the statement that it prepares, and does not run it.
         prepares = statement.piece is not None and statement.piece.keyword == "PREPARE"
         with backend.analysis() if prepares else contextlib.nullcontext():
