@@ -15,7 +15,12 @@ import duckdb
 
 OVERFLOWS: Final = (duckdb.OutOfRangeException, duckdb.ConversionException)
 """DuckDB's errors of numbers that don't fit into their type."""
-_OURS: Final = re.compile(r"HR([0-9A-Z]{5}): (.*)")
+# Only at its beginning: DuckDB's own errors quote the statement, and so all errors that it could
+# make, and they quote values, which are anything.
+_OURS: Final = re.compile(
+    r"Invalid Input Error: (?:Python exception occurred while executing the UDF: ValueError: )?"
+    r"HR([0-9A-Z]{5}): (.*)"
+)
 _TYPES: Final = {"INT16": "smallint", "INT32": "integer", "INT64": "bigint"}
 _INTEGER_OVERFLOW: Final = re.compile(r"Overflow in \w+ of (INT16|INT32|INT64) ")
 _OUT_OF_RANGE: Final = re.compile(
@@ -39,7 +44,7 @@ class ClientError:
 def postgres_error(text: str) -> ClientError:
     """PostgreSQL's error for the text of one of DuckDB."""
     first = text.partition("\n")[0]
-    if ours := _OURS.search(text):
+    if ours := _OURS.match(text):
         return ClientError(ours[1], ours[2].strip())
     if overflow := _INTEGER_OVERFLOW.search(first) or _OUT_OF_RANGE.search(first):
         return ClientError("22003", f"{_TYPES[overflow[1]]} out of range")

@@ -147,6 +147,25 @@ def test_a_part_of_a_text_by_constants_is_postgresqls(
     assert same(expected, found, ordered=True), difference(sql, expected, found)
 
 
+def test_a_part_of_a_text_from_a_null_place_is_null(pair: SqlPair) -> None:
+    sql = (
+        "SELECT id, substr(tx, i4), substring(tx, i2::int), substr(tx, NULL), substr(tx, i4, i2), "
+        "substring(tx, 2), substr(tx, -5), substr(tx, i4 * 0 + 2) FROM calm WHERE i2 > 0 OR i2 IS NULL "
+        "ORDER BY id"
+    )
+    expected, found = pair.expected(sql), pair.answered(sql)
+    assert any(row[1] is None and row[5] is not None for row in expected.rows)
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+def test_an_overflow_next_to_a_division_is_not_taken_for_one_by_zero(pair: SqlPair) -> None:
+    """DuckDB's error quotes the statement, which has the other error's text."""
+    found = pair.answered("SELECT m % $1 FROM wild", (Decimal("1E-30"),))
+    assert found.refused
+    assert not found.sqlstate
+
+
 @pytest.mark.parametrize("sql", NEGATIVE_ZEROS)
 def test_a_negative_zero_keeps_its_sign_where_rows_are_sorted_by_it(
     pair: SqlPair, sql: str
