@@ -71,10 +71,10 @@ def _substring(call: Call) -> Expression:
     text, start = call.sql(0), f"CAST({call.sql(1)} AS BIGINT)"
     if len(call.args) == 2:
         # greatest() ignores nulls, and a start that is null gives null.
-        first = f"CASE WHEN {call.sql(1)} IS NOT NULL THEN greatest({start}, 1) END"
+        place = f"CASE WHEN {call.sql(1)} IS NOT NULL THEN greatest({start}, 1) END"
         if isinstance(call.args[1].constant, int):
-            first = str(max(call.integer_constant(1), 1))
-        return value(f"substring({text}, {first})", call.result_oid)
+            place = str(max(call.integer_constant(1), 1))
+        return value(f"substring({text}, {place})", call.result_oid)
     numbers = [arg.constant for arg in call.args[1:]]
     # Nearly always: the cases below would take several times as long as the function.
     if all(isinstance(number, int) for number in numbers) and call.integer_constant(2) >= 0:

@@ -21,6 +21,7 @@ from nats.js.errors import NotFoundError
 from headrace import log as logs
 from headrace.console.access import Caller
 from headrace.console.last_known import stamp
+from headrace.console.positions import number_in
 from headrace.console.problem import ProblemError, unavailable
 from headrace.settings import Settings
 
@@ -124,8 +125,9 @@ class ActsLog:
         state = (await js.stream_info(self._stream)).state
         seq = int(state.last_seq)
         ended: set[str] = set()
-        if cursor.isdigit():
-            seq = int(cursor)
+        asked = number_in(cursor)
+        if asked is not None:
+            seq = min(asked, seq)
             ended = await self._near(range(seq + 1, min(seq + NEAR, int(state.last_seq)) + 1))
         # Message by message: pages are short, and a consumer would need more permissions.
         found: list[dict[str, Any]] = []

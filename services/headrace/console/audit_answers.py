@@ -27,7 +27,7 @@ from headrace.console.access import Caller
 from headrace.console.cells import Redaction, changed_row, eyes_of
 from headrace.console.command import output_of
 from headrace.console.json_answers import answer, body_of, caller_of
-from headrace.console.positions import lsn_in, position_in
+from headrace.console.positions import lsn_in, number_in, position_in
 from headrace.console.problem import ProblemError, invalid, not_found
 from headrace.console.search import bound, limit_of
 from headrace.console.suite_view import SuiteView
@@ -247,9 +247,10 @@ def _below(query: Mapping[str, str]) -> TrailPosition | None:
         return None
     parts = query["cursor"].split(".")
     # It becomes an argument of a query, never a part of its text.
-    if len(parts) != 3 or not parts[0].isdigit() or (parts[1] and not parts[1].isdigit()):
+    numbers = [number_in(part) for part in parts[:2]]
+    if len(parts) != 3 or numbers[0] is None or (parts[1] and numbers[1] is None):
         raise invalid("the cursor is malformed", "Use `next` of the answer before.")
-    return TrailPosition(int(parts[0]), int(parts[1]) if parts[1] else None, parts[2])
+    return TrailPosition(numbers[0], numbers[1], parts[2])
 
 
 def _document(text: str | None) -> dict[str, Any]:

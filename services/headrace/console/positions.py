@@ -11,7 +11,15 @@ from headrace.console.problem import ProblemError, invalid
 from headrace.lsn import Position
 
 _POSITION = re.compile(r"([0-9A-Fa-f]{1,8})[-/]([0-9A-Fa-f]{1,8})[-+]([0-9]{1,19})")
+_DIGITS = re.compile(r"[0-9]{1,19}")
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})[-/]([0-9A-Fa-f]{1,8})")
+
+
+def number_in(text: str) -> int | None:
+    """A number of 64 bits without a sign; None for anything else. `str.isdigit` also accepts what
+    `int` refuses, such as a superscript or thousands of digits.
+    """
+    return int(text) if _DIGITS.fullmatch(text) else None
 
 
 def position_in(text: str) -> Position:

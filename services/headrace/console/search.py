@@ -13,7 +13,7 @@ from typing import Any
 from headrace.console.access import Caller
 from headrace.console.cells import TEXT_CHARACTERS_MAX, Redaction, event_document, weight
 from headrace.console.filters import EventFilter
-from headrace.console.positions import position_in
+from headrace.console.positions import number_in, position_in
 from headrace.console.problem import invalid
 from headrace.console.reading import NEAR, EventReader, Searched, StoredMessage, committed_at
 from headrace.consumer.event import Event
@@ -29,9 +29,15 @@ Bound = Position | datetime | None
 def limit_of(query: Mapping[str, str]) -> int:
     """How many items an answer may have."""
     text = query.get("limit", str(LIMIT))
-    if not text.isdigit() or not 1 <= int(text) <= LIMIT_MAX:
-        raise invalid(f"limit={text!r} is not a number from 1 to {LIMIT_MAX}")
-    return int(text)
+    limit = number_in(text)
+    if limit is None or not 1 <= limit <= LIMIT_MAX:
+        raise invalid(f"limit={text[:40]!r} is not a number from 1 to {LIMIT_MAX}")
+    return limit
+
+
+def begin_of(query: Mapping[str, str]) -> int:
+    """The place in a list at which an answer begins."""
+    return number_in(query.get("cursor", "")) or 0
 
 
 async def search(
@@ -91,10 +97,11 @@ def _latest_first(message: StoredMessage, skipped: int) -> list[tuple[int, Event
 
 def _place(cursor: str) -> tuple[int, int]:
     # Sequences and not positions: they say where to read without a search.
-    seq, _, skipped = cursor.partition(".")
-    if not seq.isdigit() or not skipped.isdigit():
+    first, _, second = cursor.partition(".")
+    seq, skipped = number_in(first), number_in(second)
+    if seq is None or skipped is None:
         raise invalid("the cursor is malformed", "Use `next` of the answer before.")
-    return int(seq), int(skipped)
+    return seq, skipped
 
 
 def bound(text: str) -> Bound:

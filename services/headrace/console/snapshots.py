@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -31,7 +32,22 @@ from headrace.settings import Settings
 
 KEPT_MAX = 200
 STORED_S = 2.0
+# A busy responder may miss some of its reports.
+SILENT_REPORTS = 5
+SILENT_S_MIN = 5.0
+# By then another responder has taken the request, or nobody will.
+FORGOTTEN_S = 600.0
+NO_PROGRESS = "no progress is reported; another snapshot-responder takes the request"
 Document = dict[str, Any]
+
+
+@dataclass(slots=True)
+class SnapshotReport:
+    """A running snapshot: its last report, the time of the first one, and when the last came."""
+
+    document: Document
+    began: float
+    heard: float
 
 
 class SnapshotList:
@@ -42,7 +58,8 @@ class SnapshotList:
         self._reader = reader
         self._suite = suite
         self._redaction = redaction
-        self._running: dict[str, tuple[Document, float]] = {}
+        self._running: dict[str, SnapshotReport] = {}
+        self._silent_s = max(SILENT_S_MIN, SILENT_REPORTS * settings.snapshot.progress_interval_s)
         self._ends = [
             (self._newest(meta_subject(">")), _complete),
             (self._newest(snapshot_error_subject(">")), _failed),
@@ -60,11 +77,10 @@ class SnapshotList:
         except (DecodeError, KeyError, TypeError, ValueError):
             # Any client may publish there.
             return
-        # Progress has no time of its beginning, so it is the first one that was heard.
-        began = time.time()
-        if document["id"] in self._running:
-            began = self._running[document["id"]][1]
-        self._running[document["id"]] = (document, began)
+        # A report has no time of its beginning, so it is the first one that was heard.
+        known = self._running.get(document["id"])
+        began = time.time() if known is None else known.began
+        self._running[document["id"]] = SnapshotReport(document, began, time.monotonic())
         # Any client may publish progress: the oldest go.
         while len(self._running) > KEPT_MAX:
             del self._running[next(iter(self._running))]
@@ -75,15 +91,13 @@ class SnapshotList:
     async def document_for(self, caller: Caller) -> Mapping[str, Any]:
         """Running ones first, then the others, the latest first."""
         stored = await self._stored.current() or []
-        # The last progress may arrive after the end was stored.
-        ended = {one["id"] for one in stored}
-        running = [
-            {**document, "began": stamp(began)}
-            for document, began in self._running.values()
-            if document["id"] not in ended
-        ]
         head = self._suite.head()
         stale = {one["part"] for one in head["stale"]}
+        # Without NATS nothing is heard, which says nothing about the responder.
+        now = None if "nats" in stale else time.monotonic()
+        # The last progress may arrive after the end was stored.
+        ended = {one["id"] for one in stored}
+        running = running_now(self._running.values(), ended, now, self._silent_s)
         # Without NATS the list is old for a reason that the page has already.
         if "nats" not in stale:
             head["stale"] += self._stored.stale()
@@ -93,7 +107,9 @@ class SnapshotList:
     def _open_to(self, caller: Caller, document: Document) -> Document:
         """The document, without a reason that may quote values that the caller doesn't see."""
         names = split_table_token(document["token"])
-        if not document["reason"] or (caller.sees(*names) and not self._redaction.columns(*names)):
+        if document["reason"] in (None, NO_PROGRESS) or (
+            caller.sees(*names) and not self._redaction.columns(*names)
+        ):
             return document
         return {**document, "reason": HIDDEN}
 
@@ -108,6 +124,24 @@ class SnapshotList:
         # Two subjects, each in its order.
         found.sort(key=lambda one: one["ended"] or "", reverse=True)
         return found[:KEPT_MAX]
+
+
+def running_now(
+    reported: Iterable[SnapshotReport], ended: Collection[str], now: float | None, silent_s: float
+) -> list[Document]:
+    """The snapshots that have not ended; a report is no sign of life for long. Without `now`, the
+    last reports stay: nothing can be heard.
+    """
+    found = []
+    for progress in reported:
+        silence_s = 0.0 if now is None else now - progress.heard
+        if progress.document["id"] in ended or silence_s > FORGOTTEN_S:
+            continue
+        document = {**progress.document, "began": stamp(progress.began)}
+        if silence_s > silent_s:
+            document |= {"state": "attention", "phase": "waiting", "reason": NO_PROGRESS}
+        found.append(document)
+    return found
 
 
 def _ended(message: RawStreamMsg, make: Callable[..., Document]) -> Document:

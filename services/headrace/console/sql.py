@@ -29,7 +29,7 @@ from headrace.console.cells import Redaction, shown
 from headrace.console.json_answers import answer, body_of, caller_of
 from headrace.console.last_known import FAILURES
 from headrace.console.problem import ProblemError, invalid, not_found
-from headrace.console.search import limit_of
+from headrace.console.search import begin_of, limit_of
 from headrace.console.suite_view import SuiteView
 from headrace.settings import Settings
 
@@ -169,9 +169,7 @@ class SqlRuns:
         """The rows of a result, page by page."""
         run = self.mine(request)
         limit = limit_of(request.query)
-        begin = 0
-        if request.query.get("cursor", "").isdigit():
-            begin = int(request.query["cursor"])
+        begin = begin_of(request.query)
         # Rows that came are final, so pages can be read while the statement runs.
         items = [[shown(value) for value in row] for row in run.rows[begin : begin + limit]]
         following = None

@@ -19,6 +19,7 @@ from headrace.console.cells import Redaction, event_document, weight
 from headrace.console.filters import EventFilter
 from headrace.console.guard import HEADERS
 from headrace.console.live import LiveRing, by_table
+from headrace.console.positions import number_in
 from headrace.console.problem import ProblemError, invalid
 from headrace.console.reading import StoredMessage
 from headrace.console.suite_view import SuiteView
@@ -83,15 +84,16 @@ class Live:
                 f"{self.open} tabs follow live already.",
                 "Close one of them, or raise HEADRACE_CONSOLE_LIVE_MAX.",
             )
+        # Before the headers, which say that the request has succeeded.
+        resumed = self._resumed_place(request)
+        at = self._first_place(request) if resumed is None else resumed
         response = web.StreamResponse(headers=_HEADERS)
-        await response.prepare(request)
         follows = "events" in topics
-        # Counted after the headers: a request that fails before them holds no place.
+        # Before the first await: requests that come meanwhile must not pass the check above.
         self.open += 1
         self._ring.followers += int(follows)
         try:
-            resumed = self._resumed_place(request)
-            at = self._first_place(request) if resumed is None else resumed
+            await response.prepare(request)
             tab = _Tab(response, caller, wanted, self._redaction, at)
             await self._feed(tab, topics, may_continue, resumed=resumed is not None)
         except (ConnectionError, TimeoutError):
@@ -106,15 +108,15 @@ class Live:
         """How many messages of the ring a tab has that connects again after an interruption; None
         if some that it lacks have left the ring.
         """
-        last = request.headers.get("Last-Event-ID", "")
-        return self._ring.place_of(int(last)) if last.isdigit() else None
+        last = number_in(request.headers.get("Last-Event-ID", ""))
+        return None if last is None else self._ring.place_of(last)
 
     def _first_place(self, request: web.Request) -> int:
         """How many messages of the ring a new tab skips."""
-        recent = request.query.get("recent", "0")
-        if not recent.isdigit() or int(recent) > RECENT_MAX:
+        recent = number_in(request.query.get("recent", "0"))
+        if recent is None or recent > RECENT_MAX:
             raise invalid(f"recent is a number up to {RECENT_MAX}")
-        return max(0, self._ring.count - int(recent))
+        return max(0, self._ring.count - recent)
 
     async def _feed(
         self, tab: _Tab, topics: set[str], may_continue: Callable[[], bool], *, resumed: bool

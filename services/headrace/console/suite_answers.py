@@ -14,7 +14,7 @@ from headrace.console.json_answers import answer, caller_of
 from headrace.console.positions import lsn_in, missing, position_in
 from headrace.console.problem import invalid, not_found
 from headrace.console.reading import EventReader
-from headrace.console.search import PAGE_BYTES_MAX, limit_of, search
+from headrace.console.search import PAGE_BYTES_MAX, begin_of, limit_of, search
 from headrace.console.suite_view import SuiteView
 from headrace.console.tables import Tables
 from headrace.contract.subjects_and_ids import split_table_token, table_token
@@ -97,9 +97,7 @@ class SuiteAnswers:
     async def transaction(self, request: web.Request) -> web.Response:
         lsn = lsn_in(request.match_info["lsn"])
         limit = limit_of(request.query)
-        begin = 0
-        if request.query.get("cursor", "").isdigit():
-            begin = int(request.query["cursor"])
+        begin = begin_of(request.query)
         async with self._reader.turns:
             events, complete = await self._reader.transaction(lsn, TRANSACTION_EVENTS_MAX)
         # Complete or not, it is an answer; nothing at all is a wrong address or an old one.

@@ -16,6 +16,7 @@ from headrace.console.cells import change_sentences
 from headrace.console.last_known import LastKnown, stamp
 from headrace.console.problem import not_found
 from headrace.console.reading import EventReader
+from headrace.console.search import begin_of
 from headrace.console.suite_view import SuiteView
 from headrace.contract.events import decode
 from headrace.contract.subjects_and_ids import schema_subject, split_table_token, table_token
@@ -57,9 +58,7 @@ class Tables:
         if query.get("sort") == "events":
             found.sort(key=lambda one: -int(one["events"]))
         # By number: tables come and go rarely, and a page that is off by one does no harm.
-        begin = 0
-        if query.get("cursor", "").isdigit():
-            begin = int(query["cursor"])
+        begin = begin_of(query)
         following = None
         if begin + limit < len(found):
             following = str(begin + limit)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.telemetry.trend import seconds_left
+from headrace.telemetry.trend import Trend, seconds_left
 
 _NS = 1_000_000_000
 
@@ -55,6 +55,32 @@ class StreamView:
         if self.messages:
             return self.bytes / self.messages
         return 0.0
+
+
+class WritingPace:
+    """How fast a stream is written to, in bytes: its size stops growing once it discards."""
+
+    def __init__(self) -> None:
+        self._trend = Trend()
+        self._last_seq: int | None = None
+        self._written = 0.0
+
+    def add(self, now: float, stream: StreamView) -> None:
+        """Note the stream's last sequence."""
+        # Another stream has taken the name: its sequences begin again.
+        if self._last_seq is not None and stream.last_seq < self._last_seq:
+            self._last_seq = None
+            self._trend.forget()
+        # Only new messages: the average varies, and times all messages ever written, a small change
+        # would look like gigabytes.
+        if self._last_seq is not None:
+            self._written += (stream.last_seq - self._last_seq) * stream.message_bytes
+        self._last_seq = stream.last_seq
+        self._trend.add(now, self._written)
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self._trend.per_second
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,14 @@ from headrace.metrics.counters import Counters
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.telemetry.configured import Configured
-from headrace.telemetry.retention import ConsumerView, Standing, StreamView, judge
+from headrace.telemetry.retention import (
+    ConsumerView,
+    Standing,
+    StreamView,
+    WritingPace,
+    judge,
+)
 from headrace.telemetry.suite import SuiteStatus
-from headrace.telemetry.trend import Trend
 
 log = logs.logger("telemetry")
 
@@ -46,7 +51,7 @@ class StreamWatch:
     _suite: SuiteStatus
     _configured: Configured
     _client: Client
-    _pace: Trend = field(default_factory=Trend)
+    _pace: WritingPace = field(default_factory=WritingPace)
     _near: set[str] = field(default_factory=set)
     _lost: dict[str, int] = field(default_factory=dict)
 
@@ -64,8 +69,7 @@ class StreamWatch:
             infos = [await self._ask(f"STREAM.INFO.{name}") for name in (names.cdc, names.init)]
             views = [StreamView.of(info) for info in infos]
             cdc = views[0]
-            # All bytes ever written, estimated: the stream's size stops growing once it discards.
-            self._pace.add(time.monotonic(), cdc.last_seq * cdc.message_bytes)
+            self._pace.add(time.monotonic(), cdc)
             standings = await self._standings(cdc.name)
             durables = frozenset(standing.name for standing in standings)
             self._configured.consumers(str(infos[0]["created"]), durables, time.monotonic())
@@ -105,7 +109,7 @@ class StreamWatch:
 
     async def _consumer(self, stream: StreamView, standing: Standing) -> ConsumerView:
         age_s = await self._oldest_age_s(stream, standing) if standing.behind else 0.0
-        return judge(stream, standing, age_s, self._pace.per_second)
+        return judge(stream, standing, age_s, self._pace.bytes_per_s)
 
     async def _oldest_age_s(self, stream: StreamView, standing: Standing) -> float:
         """The age of the oldest message that this consumer has not acknowledged."""

@@ -31,6 +31,7 @@ LARGE_BYTES = 600_000
 # Several times as much as one file; all of the rows would take twice this.
 MEMORY_MAX = 200 * MIB
 PAGE_MAX = 6 * MIB
+LIVE_MAX = 4
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,7 +45,7 @@ async def line(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def console(line: Line) -> AsyncIterator[Console]:
-    async with running_console(line.suite) as console:
+    async with running_console(line.suite, HEADRACE_CONSOLE_LIVE_MAX=str(LIVE_MAX)) as console:
         yield console
 
 
@@ -245,3 +246,52 @@ async def test_a_transaction_that_the_stream_has_discarded_in_part_is_not_comple
         await client.close()
     rest = await console.good(path, "/transactions/{lsn}")
     assert (rest["complete"], rest["tables"]) == (False, {"cut": "7"})
+
+
+async def served_of(console: Console, tabs: int) -> int:
+    """How many of the tabs that come at the same time are served; the others are refused."""
+    url = f"{console.base}/api/v1/live?topics=events"
+    answers = await asyncio.gather(*(console.http.get(url) for _ in range(tabs)))
+    for answer in answers:
+        answer.close()
+    statuses = [answer.status for answer in answers]
+    assert set(statuses) <= {200, 429}
+    return statuses.count(200)
+
+
+async def test_tabs_that_come_at_the_same_time_never_pass_the_limit_of_live_streams(
+    console: Console,
+) -> None:
+    async with asyncio.timeout(60):
+        served = [0]
+        # Tabs that have left count for another second.
+        while served[-1] < LIVE_MAX or len(served) < 5:
+            served.append(await served_of(console, 30))
+    assert max(served) == LIVE_MAX
+
+
+async def test_a_live_stream_with_wrong_numbers_is_refused_before_it_begins(
+    console: Console,
+) -> None:
+    async with asyncio.timeout(60):
+        while await served_of(console, LIVE_MAX) < LIVE_MAX:
+            pass
+        for recent in ("1001", "-1", "\u00b2", "9" * 5000, "x"):
+            for _ in range(LIVE_MAX):
+                status, body = await console.get(f"/live?topics=events&recent={recent}")
+                while status == 429:
+                    status, body = await console.get(f"/live?topics=events&recent={recent}")
+                assert (status, body["code"]) == (400, "invalid")
+        # None of them holds a place.
+        while await served_of(console, LIVE_MAX) < LIVE_MAX:
+            pass
+
+
+@pytest.mark.parametrize("number", ["\u00b2", "9" * 5000, "\u0663"])
+async def test_a_number_that_is_none_is_refused_or_ignored(console: Console, number: str) -> None:
+    for query in (f"limit={number}", f"cursor={number}.1", f"cursor=1.{number}"):
+        status, body = await console.get(f"/events?{query}")
+        assert (status, body["code"]) == (400, "invalid"), query
+    for path in ("/tables", "/acts"):
+        status, body = await console.get(f"{path}?cursor={number}")
+        assert status == 200, body

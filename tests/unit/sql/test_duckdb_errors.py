@@ -1,4 +1,4 @@
-"""DuckDB's errors become PostgreSQL's, whatever they quote."""
+"""DuckDB's errors become PostgreSQL's, even if they quote others."""
 
 from __future__ import annotations
 

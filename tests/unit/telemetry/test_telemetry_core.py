@@ -15,7 +15,7 @@ from headrace.process.tracing import Traces
 from headrace.publisher.lag import AckLag, Frame
 from headrace.publisher.tally import tally
 from headrace.settings import WatchSettings
-from headrace.telemetry.retention import Standing, StreamView, judge
+from headrace.telemetry.retention import Standing, StreamView, WritingPace, judge
 from headrace.telemetry.slot_watch import alarm
 from headrace.telemetry.suite import SlotView
 from headrace.telemetry.trend import WINDOW_S, Trend, seconds_left
@@ -40,6 +40,28 @@ def test_what_does_not_shrink_is_never_used_up() -> None:
     assert seconds_left(100, 10) == 10
     assert seconds_left(100, 0) is None
     assert seconds_left(100, -1) is None
+
+
+def test_a_change_of_the_average_message_is_no_writing() -> None:
+    """Of ten billion messages ever written, one byte more in the average is no 10 GB."""
+    pace = WritingPace()
+    old = replace(STREAM, last_seq=10**10)
+    for second in range(60):
+        pace.add(second, replace(old, bytes=STREAM.bytes + second * STREAM.messages))
+    assert pace.bytes_per_s == 0
+    # 10 messages a second, of the average size at that time.
+    for second in range(60, 120):
+        pace.add(second, replace(old, last_seq=old.last_seq + 10 * (second - 59)))
+    assert pace.bytes_per_s == pytest.approx(600 * 100 / 119)
+
+
+def test_a_stream_that_was_created_again_is_written_from_its_beginning() -> None:
+    pace = WritingPace()
+    for second in range(20):
+        pace.add(second, replace(STREAM, last_seq=10**9 + second))
+    for second in range(20, 40):
+        pace.add(second, replace(STREAM, last_seq=second))
+    assert pace.bytes_per_s == pytest.approx(100)
 
 
 def test_a_consumer_has_left_what_the_tightest_bound_leaves_it() -> None:
