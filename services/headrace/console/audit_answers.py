@@ -148,13 +148,15 @@ class AuditAnswers:
         """The table's key as the trail knows it."""
         if not self._audit.enabled:
             raise not_found("There is no audit trail.", "Set HEADRACE_AUDIT, see docs/audit.md.")
-        session: asyncpg.Connection = await connect(
-            self._audit, self._settings.postgres, "headrace console"
-        )
-        try:
-            return await key_columns(session, self._table, *names)
-        finally:
-            session.terminate()
+        # In its turn, too: the trail's server has connections for others.
+        async with self._turns, asyncio.timeout(QUERY_S + 2):
+            session: asyncpg.Connection = await connect(
+                self._audit, self._settings.postgres, "headrace console"
+            )
+            try:
+                return await key_columns(session, self._table, *names)
+            finally:
+                session.terminate()
 
     def _transaction(
         self, caller: Caller, position: int, changes: list[Mapping[str, Any]]

@@ -14,10 +14,20 @@ from headrace.console.problem import ProblemError, unavailable
 # Less than a request may take.
 TIMEOUT_S = 13.0
 OUTPUT_MAX = 4 << 20
+# Each is a Python process of a hundred megabytes.
+_TURNS = asyncio.Semaphore(4)
 
 
 async def output_of(*arguments: str) -> tuple[int, str, str]:
-    """The exit code, the output and the errors of a command."""
+    """The exit code, the output and the errors of a command; a few run at a time."""
+    try:
+        async with asyncio.timeout(TIMEOUT_S), _TURNS:
+            return await _run(*arguments)
+    except TimeoutError as error:
+        raise unavailable(f"headrace {arguments[0]} took too long.") from error
+
+
+async def _run(*arguments: str) -> tuple[int, str, str]:
     # A list of arguments, without a shell: nothing in them is interpreted.
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -30,10 +40,7 @@ async def output_of(*arguments: str) -> tuple[int, str, str]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            out, err = await process.communicate()
-    except TimeoutError as error:
-        raise unavailable(f"headrace {arguments[0]} took too long.") from error
+        out, err = await process.communicate()
     finally:
         # Also when the request was given up: nothing may outlive it.
         if process.returncode is None:

@@ -29,7 +29,7 @@ from headrace.contract.subjects_and_ids import (
 from headrace.errors import describe
 from headrace.jetstream.state import bucket
 from headrace.settings import Settings
-from headrace.spark.request import RequestError, parse_conditions
+from headrace.spark.request import RequestError, parse_conditions, parse_request
 from headrace.suite import pause as pauses
 from headrace.suite.pause import Pause
 
@@ -119,13 +119,19 @@ class Operations:
         body = await body_of(request, "token", "columns", "filter", *STEP)
         token = _token(body)
         self._check_filter(caller_of(request), token, body.get("filter"))
-        rows, size = await self._tables.estimate(token)
-        version = (await self._tables.one(token))["table"]["schema_version"]
         wanted: dict[str, Any] = {"values": "typed"}
         wanted.update({key: body[key] for key in ("columns", "filter") if key in body})
+        payload = json.dumps(wanted).encode()
+        try:
+            # As the responder reads it: a plan must not be for a request that is refused later.
+            parse_request(snapshot_request_subject(token), payload)
+        except RequestError as error:
+            raise invalid(describe(error), str(error.remedy)) from error
+        rows, size = await self._tables.estimate(token)
+        version = (await self._tables.one(token))["table"]["schema_version"]
 
         async def do() -> tuple[str | None, str]:
-            found = await self._asked(token, json.dumps(wanted).encode())
+            found = await self._asked(token, payload)
             return str(found["snapshot_id"]), f"The request was {found['status']}."
 
         facts = {}

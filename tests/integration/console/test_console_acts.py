@@ -265,6 +265,12 @@ async def test_rows_of_a_snapshot_are_chosen_only_by_those_who_see_the_values(
     assert await planned("copier", "secrets", [["pin", "<", REDACTED]]) == (403, "values")
     assert await planned("copier", "secrets", [["name", "is null"]]) == (200, "")
     assert await planned("copier", "secrets", {"pin": REDACTED}) == (400, "invalid")
+    for columns in (5, "id", [1], [], ["id", "id"], {"id": 1}):
+        body = {"token": "secrets", "columns": columns, "dry_run": True}
+        status, found = await console.ask(
+            "POST", "/snapshots", body=body, headers=bearer("operator")
+        )
+        assert (status, found["code"]) == (400, "invalid"), columns
 
 
 async def test_a_file_has_what_the_page_shows_of_tables_that_the_right_covers(

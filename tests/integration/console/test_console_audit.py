@@ -6,12 +6,13 @@ import asyncio
 import json
 from urllib.parse import quote
 
+import asyncpg
 import pytest
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.testing.database import Database
 from headrace.testing.line import running_line
-from tests.support.console_api import running_console
+from tests.support.console_api import Console, running_console
 
 WAIT_S = 60.0
 HIDDEN = "ada@example.org"
@@ -49,3 +50,39 @@ async def test_a_redacted_key_is_never_found(
                 key = quote(json.dumps({"mail": guess}))
                 status, body = await console.get(f"/rows/people/history?key={key}", history)
                 assert (status, body["code"]) == (403, "values")
+            key = quote(json.dumps({"mail": HIDDEN}))
+            assert await _connections_of(console, database, f"/rows/shown/history?key={key}") == 4
+
+
+async def _connections_of(console: Console, database: Database, path: str) -> int:
+    """How many connections to the trail a burst of requests takes, while all of them wait."""
+    locked = await asyncpg.connect(database.dsn)
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'headrace console' AND wait_event_type = 'Lock'"
+    try:
+        transaction = locked.transaction()
+        await transaction.start()
+        await locked.execute("LOCK TABLE headrace_audit_tables IN ACCESS EXCLUSIVE MODE")
+        before = await _requests(console)
+        burst = [asyncio.create_task(console.get(path, "/rows/{token}/history")) for _ in range(20)]
+        async with asyncio.timeout(WAIT_S):
+            # All of them have arrived, and as many as may wait for the table.
+            # Each look is a request, too.
+            arrived = before + len(burst) + 1
+            while await _requests(console) < arrived:
+                arrived += 1
+            while (found := await database.fetchval(count)) < 4:
+                pass
+        await transaction.rollback()
+        answers = await asyncio.gather(*burst)
+        assert {status for status, _ in answers} == {200}
+        return int(found)
+    finally:
+        await locked.close()
+
+
+async def _requests(console: Console) -> int:
+    """How many requests of the API the console has taken."""
+    async with console.http.get(f"{console.base}/metrics") as answer:
+        text = await answer.text()
+    line = next(one for one in text.splitlines() if one.startswith("headrace_console_requests"))
+    return int(float(line.rpartition(" ")[2]))
