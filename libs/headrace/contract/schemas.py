@@ -305,7 +305,9 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
         if before_or_none is None:
             # A column that took another's name, or may be another one renamed: nobody can say what
             # rows contain now.
-            unclear = column.name in names_before or lost_track
+            # A column that was there and not published, such as a generated one, has values.
+            was_there = old.relation_id == new.relation_id and 0 < column.number <= old.last_number
+            unclear = column.name in names_before or lost_track or was_there
             given = _given(column) if accounted and not unclear else {}
             changes.append(
                 {

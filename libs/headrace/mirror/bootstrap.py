@@ -43,7 +43,7 @@ from headrace.mirror.snapshots import (
     Snapshots,
     StoredSnapshot,
 )
-from headrace.mirror.table import NEW, BootstrapRun, Column, Phase, Table
+from headrace.mirror.table import NEW, BootstrapRun, Column, Phase, Table, TableState
 from headrace.mirror.target import (
     CreateTable,
     DropTable,
@@ -191,9 +191,13 @@ class Bootstrap:
         if self._book.run_of(self._token) != self._number:
             raise OvertakenError("another bootstrap is needed")
 
-    async def _attempt(self) -> None:
+    def _state(self) -> TableState:
+        """The table's state, unless this bootstrap has become void."""
         self._check()
-        run = self._book.tables[self._token].run
+        return self._book.tables[self._token]
+
+    async def _attempt(self) -> None:
+        run = self._state().run
         if run is None:
             run = await self._obtain()
         run = await self._load(run)
@@ -220,7 +224,7 @@ class Bootstrap:
             source=snapshot.source,
             marks=marks,
         )
-        before = self._book.tables[self._token].live
+        before = self._state().live
         replaces = before is not None and before.place == table.place
         self._book.check_place(table)
         await self._write([CreateTable(table, replaces=replaces)], run)
@@ -262,7 +266,7 @@ class Bootstrap:
                 table, columns=tuple(types.get(name, Column(name, "text")) for name in names)
             )
         try:
-            return table.ruled(self._book.tables[self._token].rules), int(chosen["version"])
+            return table.ruled(self._state().rules), int(chosen["version"])
         except RuleError as error:
             raise TargetError(str(error.args[0]), remedy=error.remedy) from error
 
@@ -291,9 +295,8 @@ class Bootstrap:
             await self._write_locked(steps, run)
 
     async def _write_locked(self, steps: Sequence[Step], run: BootstrapRun) -> None:
-        self._check()
+        state = self._state()
         await self._book.write(steps)
-        state = self._book.tables[self._token]
         self._book.put(replace(state, phase=Phase.LOADING, run=run))
         await self._book.commit()
 
@@ -402,13 +405,13 @@ class Bootstrap:
         in its time.
         """
         async with self._book.held():
-            self._check()
+            state = self._state()
             # A table's events are in order: if one is beyond the follower, all earlier ones were
             # taken here.
             is_there = coming is not None and not self._book.passed(coming)
             if not self._can_join or not (is_there or await self._nothing_left(run)):
                 return False
-            self._book.put(replace(self._book.tables[self._token], phase=Phase.LOADED, run=run))
+            self._book.put(replace(state, phase=Phase.LOADED, run=run))
             await self._book.commit()
         log.info(
             "bootstrap_loaded", table=self._token, rows=run.row_count, snapshot=run.snapshot_id

@@ -184,6 +184,9 @@ def _row_step(event: Event, table: Table) -> Step | Resync:
     if table.rules.history:
         return InsertRows(table, (history.changed(table, event, row, old),))
     if event.operation == "INSERT":
+        # An UPDATE that moved the row into the publication's row filter.
+        if event.unchanged and _kept(table, dict.fromkeys(event.unchanged)):
+            return Resync("a row entered the row filter without large values that did not change")
         return InsertRows(table, (row,))
     where = _identified(table, row, old)
     if where is None:

@@ -268,14 +268,18 @@ class Mirror:
 
     async def _bootstrap(self, token: str, room: asyncio.Semaphore) -> None:
         async with room:
-            run = self.book.tables[token].run
-            progress = BootstrapProgress(rows_loaded=run.rows if run else 0)
+            state = self.book.tables.get(token)
+            # Its first mention was rolled back while this waited for its turn.
+            if state is None:
+                return
+            progress = BootstrapProgress(rows_loaded=state.run.rows if state.run else 0)
             self.progress[token] = progress
 
             def tell(rows: int, rows_estimated: int) -> None:
                 progress.rows = rows
                 progress.rows_estimated = rows_estimated
-                is_loading = self.book.tables[token].phase is Phase.LOADING
+                state = self.book.tables.get(token)
+                is_loading = state is not None and state.phase is Phase.LOADING
                 # The first report after an interruption may be lower than what was loaded before.
                 if is_loading and rows >= progress.rows_loaded:
                     self.stats.count("mirror_rows", rows - progress.rows_loaded)

@@ -200,13 +200,14 @@ class Book:
 
     async def roll_back(self) -> None:
         """Forget everything uncommitted."""
-        marks = await self.target.load()
+        before, marks = self.tables, await self.target.load()
         self._changed = {}
-        if STALE_ROWS in marks:
-            self._stale = json.loads(marks[STALE_ROWS])
-        else:
-            self._stale = None
+        self._stale = json.loads(marks[STALE_ROWS]) if STALE_ROWS in marks else None
         self.lanes, self.tables = lanes_of(marks), tables_of(marks)
+        for token, state in before.items():
+            # A bootstrap may be running that only the forgotten state asked for.
+            if token not in self.tables or self.tables[token].phase is not state.phase:
+                self._runs[token] = self.run_of(token) + 1
         self._next_lanes = self.lanes
         self._visible, self._complete = visible_of(marks), {}
         self._sort()

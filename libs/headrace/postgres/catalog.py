@@ -311,7 +311,6 @@ def _table_reading(
         tuple(keys["primary_key"] or ()),
         keys["membership"] or 0,
         storage.get("storage", ""),
-        # With a column list the numbers of the other columns would look unaccounted for.
-        rows[0]["last_number"] if rows and len(shown) == len(rows) else 0,
+        rows[0]["last_number"] if rows else 0,
         storage.get("definitions", ""),
     )

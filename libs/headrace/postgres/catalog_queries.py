@@ -121,10 +121,11 @@ WHERE of.oid = ANY($1::oid[]) ORDER BY of.oid, a.attnum
 """
 
 # A rewrite gives a table (each partition of it) a new file, and its column a new row in
-# pg_attribute: the publisher decides what that means. Partitions follow by OID, with an `a` if one
-# was not created as a partition: rows from before it was attached have no events. A leading `u`
-# marks a table that may become unlogged, which a table in a publication's list can't. In three
-# parts, because an earlier version stored it like this and expects it after a downgrade.
+# pg_attribute: the publisher decides what that means. Partitions follow by OID, with an `a` and the
+# transaction that attached it if one was not created as a partition: rows from before that have no
+# events. A leading `u` marks a table that may become unlogged, which a table in a publication's
+# list can't. In three parts, because an earlier version stored it like this and expects it after a
+# downgrade.
 _STORAGE_OF = """
 CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN '' ELSE 'u' END ||
 (SELECT string_agg(concat_ws(':', p.oid, p.relfilenode, p.xmin, p.reltoastrelid), ','
@@ -135,8 +136,8 @@ CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN
        (SELECT md5(string_agg(a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_attribute a
            WHERE a.attrelid = c.oid)
        || '/' || coalesce(
-       (SELECT string_agg(i.inhrelid::int8 || CASE WHEN i.xmin = a.xmin THEN '' ELSE 'a' END, ','
-           ORDER BY i.inhrelid)
+       (SELECT string_agg(i.inhrelid::int8 || CASE WHEN i.xmin = a.xmin THEN ''
+           ELSE 'a' || i.xmin END, ',' ORDER BY i.inhrelid)
         FROM pg_partition_tree(c.oid) t JOIN pg_inherits i ON i.inhrelid = t.relid
         JOIN pg_attribute a ON a.attrelid = t.relid AND a.attname = 'tableoid'
             WHERE c.relkind = 'p'), '')

@@ -148,7 +148,11 @@ class SchemaBook:
         self._lanes = lanes
         # Entries that took facts from the catalog without anything to report.
         self.adopted: set[str] = set()
-        self._by_relation = {e.shape.relation_id: token for token, e in self._entries.items()}
+        # Of several names of one table, the newest.
+        self._by_relation = {
+            e.shape.relation_id: token
+            for token, e in sorted(self._entries.items(), key=lambda item: item[1].since)
+        }
         # Transactions whose TRUNCATE of a relation has its event: it explains a new file.
         self._truncated: dict[int, set[int]] = {}
 
@@ -211,14 +215,34 @@ class SchemaBook:
             return None
         if not shape.seen and shape.relation_id == known.shape.relation_id:
             shape = shape.with_catalog_of(known.shape)
-        if known.told and known.shape.same_in_stream(shape):
+        same = self._other_name(token, known) is None and known.shape.same_in_stream(shape)
+        if known.told and same:
             return None
-        changes, resync = schemas.differences(known.shape, shape)
+        changes, resync = self._differences(token, known, shape)
         msg_id = _msg_id(lsn, token)
         entry = Entry(
             shape, known.version, position, True, msg_id, catalog.storage, xid, catalog.read_lsn
         )
         return self._next(token, known, entry, changes, resync=resync)
+
+    def _differences(
+        self, token: str, known: Entry, shape: TableShape
+    ) -> tuple[list[Change], bool]:
+        changes, resync = schemas.differences(known.shape, shape)
+        other = self._other_name(token, known)
+        if other is None:
+            return changes, resync
+        # Rows that were written under the other name have no events under this one.
+        return [schemas.renamed("from", other.schema, other.name), *changes], True
+
+    def _other_name(self, token: str, known: Entry) -> TableShape | None:
+        """The name under which the stream has rows of the same table since it had this one."""
+        relation_id = known.shape.relation_id
+        other = self._entries[self._by_relation.get(relation_id, token)]
+        there = other.shape.relation_id == relation_id and other.shape.columns
+        if there and other.since > known.since:
+            return other.shape
+        return None
 
     def _first(self, token: str, entry: Entry) -> SchemaReport:
         earlier = self._entries.get(self._by_relation.get(entry.shape.relation_id, ""))
@@ -241,10 +265,7 @@ class SchemaBook:
         resync = resync or not known.told
         entry = replace(
             entry,
-            # A row doesn't tell them: what the catalog showed last is still what rows were read by.
-            shape=replace(
-                entry.shape, definitions=entry.shape.definitions or known.shape.definitions
-            ),
+            shape=_with_facts_of(known.shape, entry.shape),
             version=known.version + 1 if known.told else known.version,
             # Consumers that copy the table now get everything that the catalog showed: it is not
             # reported a second time. Others have yet to learn what happened to its files.
@@ -359,7 +380,7 @@ class SchemaBook:
         if known.xid or newest.xid:
             return None
         entry = replace(entry, shape=schemas.with_keys_of(table.shape, known.shape))
-        changes, resync = schemas.differences(known.shape, entry.shape)
+        changes, resync = self._differences(token, known, entry.shape)
         truncated = self._truncates(table.shape.relation_id, reading)
         rewritten = files.rewritten(known.storage, table.storage, truncated) or redefined(
             known.shape.definitions, table.shape.definitions
@@ -414,6 +435,16 @@ class SchemaBook:
             entry = Entry(empty, known.version, position, msg_id=_msg_id(reading.lsn, token))
             gone.append(self._next(token, known, entry, [change], resync=False))
         return gone
+
+
+def _with_facts_of(known: TableShape, shape: TableShape) -> TableShape:
+    """A shape with facts that a row doesn't tell: what the catalog showed last is still what rows
+    were read by, and numbers of columns only rise.
+    """
+    same = known.relation_id == shape.relation_id
+    last_number = shape.last_number or (known.last_number if same else 0)
+    definitions = shape.definitions or known.definitions
+    return replace(shape, last_number=last_number, definitions=definitions)
 
 
 def _msg_id(lsn: int, token: str) -> str:

@@ -119,13 +119,28 @@ def partitions_moved(before: str, now: str, truncated: Collection[int]) -> bool:
         return False
     if is_.divided and was.columns == is_.columns and _replaced(was, is_, truncated):
         return True
+    known = dict(map(_attachment, was.partitions))
+    now_there = dict(map(_attachment, is_.partitions))
+    if not known.keys() <= now_there.keys():
+        return True
     # An `a` marks a partition that was attached: before that, its rows were another table's.
-    known = {partition.removesuffix("a") for partition in was.partitions}
-    gone = known - {partition.removesuffix("a") for partition in is_.partitions}
-    return bool(gone) or any(
-        partition.endswith("a") and partition.removesuffix("a") not in known
-        for partition in is_.partitions
+    return any(
+        by.startswith("a") and (relation not in known or _differ(known[relation], by))
+        for relation, by in now_there.items()
     )
+
+
+def _attachment(partition: str) -> tuple[str, str]:
+    """A partition's number, and by which transaction it was attached (`a7`), or nothing if it was
+    created as a partition.
+    """
+    relation, mark, by = partition.partition("a")
+    return relation, mark + by
+
+
+def _differ(before: str, now: str) -> bool:
+    """Whether a partition was attached again. An earlier version stored no transaction."""
+    return "a" not in (before, now) and before != now
 
 
 def _replaced(was: Storage, is_: Storage, truncated: Collection[int]) -> list[tuple[File, File]]:

@@ -250,6 +250,20 @@ async def test_a_table_that_came_back_while_it_was_refused_is_not_forgotten(clie
     assert not [step for step in target.steps if isinstance(step, CreateTable)]
 
 
+async def test_a_bootstrap_that_only_a_rolled_back_event_asked_for_ends(client: Client) -> None:
+    book = Book(MemoryTarget())
+    await book.open()
+    book.want("public", "users", "published")
+    await book.commit()
+    book.want("public", "brief", "new in the stream")
+    bootstrap = Bootstrap(book, client, Streams(), "brief", lambda *_: None)
+    await book.roll_back()
+    await bootstrap._refused(SnapshotRefusedError("it exists only inside its transaction"))
+    async with asyncio.timeout(PATIENCE_S):
+        await bootstrap.run()
+    assert list(book.tables) == ["users"]
+
+
 async def test_a_table_that_the_user_misspelled_is_not_asked_for_at_the_next_start(
     client: Client,
 ) -> None:

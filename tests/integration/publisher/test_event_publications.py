@@ -57,6 +57,21 @@ async def test_a_row_filter_makes_updates_that_cross_it_inserts_and_deletes(chos
 
 
 @on_both_versions
+async def test_a_row_that_enters_the_filter_lacks_large_values_that_did_not_change(
+    chosen: Line,
+) -> None:
+    (entered,) = await chosen.rows(
+        "CREATE TABLE entered (id int PRIMARY KEY, large text)",
+        "ALTER TABLE entered ALTER large SET STORAGE EXTERNAL",
+        "ALTER PUBLICATION headrace ADD TABLE entered WHERE (id > 5)",
+        "INSERT INTO entered VALUES (1, repeat('x', 5000))",
+        "UPDATE entered SET id = 6",
+    )
+    assert (entered.operation, entered.row) == ("INSERT", {"id": 6})
+    assert entered.payload["unchanged"] == ["large"]
+
+
+@on_both_versions
 async def test_a_column_list_holds_in_data_old_and_schema(chosen: Line) -> None:
     events = await chosen.take(
         "CREATE TABLE listed (id int PRIMARY KEY, shown text, secret text)",

@@ -89,6 +89,26 @@ async def test_a_renamed_table_is_told_under_both_names(line: Line) -> None:
     assert old.payload["columns"] == []
 
 
+@pytest.mark.parametrize("row_after", [True, False])
+async def test_a_table_that_took_back_its_name_is_copied_again_for_rows_of_its_other_name(
+    line: Line, row_after: bool
+) -> None:
+    table = f"returned_{row_after}".lower()
+    await published(line, table)
+    await line.execute(
+        f"ALTER TABLE {table} RENAME TO {table}_away; INSERT INTO {table}_away VALUES (2, 2);"
+        f"ALTER TABLE {table}_away RENAME TO {table}"
+        + (f"; INSERT INTO {table} VALUES (3, 3)" if row_after else "")
+    )
+    back, before = await told(line, table, "table_renamed")
+    assert back.payload["changes"] == [renamed("from", "public", f"{table}_away")]
+    assert back.payload["resync"]
+    assert (back.payload["tx"]["xid"] > 0) == row_after
+    assert [event.row["id"] for event in only(before, "INSERT")] == [2]
+    await line.execute(f"UPDATE {table} SET n = 4")
+    assert await drained(line, table) == []
+
+
 @on_both_versions
 async def test_columns_that_change_without_a_row_are_told(line: Line) -> None:
     await published(line, "quiet")
@@ -105,6 +125,23 @@ async def test_columns_that_change_without_a_row_are_told(line: Line) -> None:
     assert (event.payload["tx"]["xid"], event.payload["tx"]["ts"]) == (0, None)
     await line.execute("INSERT INTO quiet VALUES (2, 2)")
     assert [event.operation for event in await line.take()] == ["INSERT"]
+
+
+@on_both_versions
+async def test_a_generated_column_that_becomes_a_plain_one_makes_the_table_be_copied_again(
+    line: Line,
+) -> None:
+    await line.execute(
+        "CREATE TABLE once_generated (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED);"
+        "ALTER PUBLICATION headrace ADD TABLE once_generated",
+        "INSERT INTO once_generated VALUES (1)",
+    )
+    assert await drained(line, "once_generated") == ["table_first_seen"]
+    await line.execute(
+        "ALTER TABLE once_generated ALTER g DROP EXPRESSION; INSERT INTO once_generated VALUES (2, 3)"
+    )
+    event, _ = await told(line, "once_generated", "column_added")
+    assert (event.payload["resync"], event.payload["tx"]["xid"] > 0) == (True, True)
 
 
 async def test_a_rewrite_that_changes_no_type_is_told(line: Line) -> None:
@@ -266,6 +303,15 @@ async def test_rows_that_come_and_go_with_a_partition_make_the_root_be_copied_ag
     )
     attached, _ = await told(line, "tree", "partitions_changed")
     assert attached.payload["resync"]
+    # In one transaction: no reading of the catalog sees that it was away.
+    for partition, beyond in (("tree_0", 10), ("tree_2", 30)):
+        await line.execute(
+            f"ALTER TABLE tree DETACH PARTITION {partition}; DELETE FROM {partition};"
+            f"ALTER TABLE tree ATTACH PARTITION {partition} FOR VALUES FROM ({beyond - 10}) TO ({beyond});"
+            f"INSERT INTO tree VALUES ({beyond - 1})"
+        )
+        again, _ = await told(line, "tree", "partitions_changed")
+        assert again.payload["resync"]
     await line.execute("ALTER TABLE tree DETACH PARTITION tree_2")
     detached, _ = await told(line, "tree", "partitions_changed")
     assert detached.payload["resync"]

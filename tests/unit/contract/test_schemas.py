@@ -146,6 +146,14 @@ def test_a_dropped_column_needs_no_copy() -> None:
     assert not resync
 
 
+@pytest.mark.parametrize(("number", "was_there"), [(3, True), (4, False)])
+def test_a_column_that_was_not_published_before_has_values(number: int, was_there: bool) -> None:
+    # A generated column that became a plain one, whose values were there all the time.
+    before = replace(USERS, last_number=3)
+    now = having(ID, NAME, column("g", number))
+    assert found(now, before) == (["column_added"], was_there)
+
+
 def test_a_renamed_column_is_known_by_its_number() -> None:
     changes, resync = differences(USERS, having(ID, replace(NAME, name="label")))
     assert changes == [{"change": "column_renamed", "from": "name", "column": "label"}]

@@ -74,6 +74,14 @@ def event(stream_seq: int, operation: str = "INSERT", **more: Any) -> Event:
     return made
 
 
+def test_a_row_that_entered_a_row_filter_without_all_its_values_makes_the_table_be_copied() -> None:
+    entered = event(1, data={"id": 1}, unchanged=["name"])
+    assert isinstance(row_step(entered, USERS), Resync)
+    left_out = USERS.ruled(TableRules(columns=("id",)))
+    assert isinstance(row_step(entered, left_out), InsertRows)
+    assert row_step(event(1, data={"id": 1}), USERS) == InsertRows(USERS, ({"id": 1},))
+
+
 # How far a mirror is.
 
 

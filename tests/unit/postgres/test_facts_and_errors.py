@@ -256,10 +256,10 @@ def test_a_reading_has_the_published_columns_of_a_table() -> None:
     assert (found.primary_key, found.membership, found.storage) == (("id",), 0, "1")
     assert (found.last_number, found.definitions) == (4, "d")
     assert list(found.columns) == rows
-    # A column that is not published makes the highest number unknown.
+    # The highest number counts columns that are not published.
     hidden = [*rows, {"name": "hidden", "last_number": 4}]
     found = catalog._table_reading(table, hidden, keys, {})
-    assert (found.last_number, found.storage, found.definitions) == (0, "", "")
+    assert (found.last_number, found.storage, found.definitions) == (4, "", "")
     assert list(found.columns) == rows
     bare = {"primary_key": None, "membership": 7}
     found = catalog._table_reading(table, [], bare, {})

@@ -266,6 +266,15 @@ def test_rows_that_came_or_went_with_a_partition_are_noticed() -> None:
     assert partitions_moved(before, files(*divided, partitions="11,12a,13a"), ()), "one came"
     assert not partitions_moved(before, files(*divided, partitions="11,12a,13"), ()), "a new one"
     assert not partitions_moved(before, files(*divided, partitions="11a,12"), ())
+    assert not partitions_moved(before, files(*divided, partitions="11,12a9"), ()), (
+        "an older reading"
+    )
+    attached = files(*divided, partitions="11,12a7")
+    assert not partitions_moved(attached, attached, ())
+    again = files(*divided, partitions="11,12a9")
+    assert partitions_moved(attached, again, ()), "attached again"
+    again = files(*divided, partitions="11a9,12a7")
+    assert partitions_moved(attached, again, ()), "detached and attached"
     truncated = files((10, 0, 5, 0), (11, 101, 6, 0), partitions="11,12a")
     assert partitions_moved(before, truncated, ())
     assert not partitions_moved(before, truncated, (6,))
