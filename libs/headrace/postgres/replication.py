@@ -74,6 +74,8 @@ class SlotState:
     wal_status: str
     # Whether it has delivered transactions, as far as PostgreSQL's statistics know.
     used: bool = False
+    # Whether it sends transactions when they are prepared, and not when they are committed.
+    two_phase: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ class ReplicationConnection:
 
     async def slot(self, slot: str) -> SlotState | None:
         """The slot as PostgreSQL shows it; None if it doesn't exist."""
-        columns = "confirmed_flush_lsn, plugin, database, wal_status, total_txns > 0"
+        columns = "confirmed_flush_lsn, plugin, database, wal_status, total_txns > 0, two_phase"
         name = quote_literal(slot)
         source = (
             "pg_catalog.pg_replication_slots LEFT JOIN pg_catalog.pg_stat_replication_slots "
@@ -217,13 +219,14 @@ class ReplicationConnection:
         rows = await self._query(query)
         if not rows:
             return None
-        lsn, plugin, database, wal_status, used = rows[0]
+        lsn, plugin, database, wal_status, used, two_phase = rows[0]
         return SlotState(
             parse_lsn(lsn) if lsn else 0,
             plugin or "",
             database or "",
             wal_status or "",
             used == "t",
+            two_phase == "t",
         )
 
     async def slot_reader(self, slot: str) -> SlotReader | None:

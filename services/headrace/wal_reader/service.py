@@ -244,7 +244,7 @@ class WalReaderService:
         try:
             identity = await connection.identify()
             forks = await connection.forks(identity.timeline)
-            slot = await prepared(connection, self._settings, self._stale)
+            slot = await prepared(connection, self._settings, self._stale, identity.database)
             # From here on the slot is ours: PostgreSQL lets only one connection read it.
             await connection.start(self._settings.source.slot, self._settings.source.publication)
             self._connection = connection

@@ -19,10 +19,10 @@ log = logs.logger("wal-reader")
 
 
 async def prepared(
-    connection: ReplicationConnection, settings: Settings, stale: StaleSlot
+    connection: ReplicationConnection, settings: Settings, stale: StaleSlot, database: str
 ) -> SlotState:
-    """The slot, created if it is missing; raises errors for problems that would appear later,
-    or never.
+    """The slot of this database, created if it is missing; raises errors for problems that would
+    appear later, or never.
     """
     source = settings.source
     # Each of these would fail later, less clearly, or never.
@@ -43,6 +43,9 @@ async def prepared(
         failpoint("wal_reader.after_slot_created")
         log.info("slot_created", slot=source.slot)
         slot = await connection.slot(source.slot)
+    if slot is not None:
+        # First: a slot of somebody else is never replaced.
+        _check(slot, source.slot, database)
     # Nothing can be read from it any more, so replacing it loses nothing further.
     if slot is not None and slot.wal_status == "lost" and source.recreate_slot:
         slot = await _recreated(connection, settings)
@@ -50,13 +53,28 @@ async def prepared(
         raise SlotLostError(
             f'replication slot "{source.slot}" was invalidated: WAL that it needs is gone'
         )
+    return slot
+
+
+def _check(slot: SlotState, name: str, database: str) -> None:
+    """Raise if the slot isn't one that this suite can read."""
     # Another plugin's messages would be passed on unread, and fail only in the publisher.
     if slot.plugin != "pgoutput":
-        raise ReplicationRefusedError(
-            f'replication slot "{source.slot}" belongs to the plugin {slot.plugin}',
-            remedy="Name another slot with --slot.",
+        what = f"belongs to the plugin {slot.plugin}" if slot.plugin else "is a physical one"
+        remedy = "Name another slot with --slot."
+    elif slot.database != database:
+        what = f'belongs to the database "{slot.database}", not "{database}"'
+        remedy = "Name another slot with --slot: slots of all databases share their names."
+    elif slot.two_phase:
+        # It would stop the stream at the first prepared transaction.
+        what = "was created with two_phase, which Headrace doesn't read"
+        remedy = (
+            "Name another slot with --slot, or drop this one (pg_drop_replication_slot): "
+            "wal-reader creates it without two_phase, and the publisher reports the gap."
         )
-    return slot
+    else:
+        return
+    raise ReplicationRefusedError(f'replication slot "{name}" {what}', remedy=remedy)
 
 
 async def _recreated(connection: ReplicationConnection, settings: Settings) -> SlotState | None:

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
-from headrace.testing.database import Database
+from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
@@ -62,6 +62,23 @@ async def test_a_missing_publication_is_refused_with_the_remedy(
     await refused(
         settings, tmp_path, "does not exist", "headrace init", "CREATE PUBLICATION", "--pub"
     )
+
+
+@pytest.mark.parametrize("two_phase", [True, False])
+async def test_a_slot_with_two_phase_or_of_another_database_is_refused_with_the_remedy(
+    database: Database, settings: dict[str, str], names: Names, tmp_path: Path, two_phase: bool
+) -> None:
+    await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
+    async with fresh_database(database.server, names.other("neighbour")) as neighbour:
+        await (database if two_phase else neighbour).execute(
+            "SELECT pg_create_logical_replication_slot($1, 'pgoutput', false, $2)",
+            names.slot,
+            two_phase,
+        )
+        words = ("two_phase", "pg_drop_replication_slot") if two_phase else (neighbour.name,)
+        await refused(settings, tmp_path, *words, "--slot")
+        slot = "SELECT plugin FROM pg_replication_slots WHERE slot_name = $1"
+        assert await database.fetchval(slot, names.slot) == "pgoutput", "it is still there"
 
 
 @pytest.mark.parametrize("pg_version", [16], indirect=True)

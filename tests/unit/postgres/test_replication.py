@@ -286,13 +286,13 @@ async def test_the_second_timeline_has_a_history(server: Server) -> None:
 
 async def test_a_slot_is_shown_as_it_is(server: Server) -> None:
     connection = await opened(server)
-    server.answers.append([Result(("0/20", "pgoutput", "app", "reserved", "f"))])
+    server.answers.append([Result(("0/20", "pgoutput", "app", "reserved", "f", "f"))])
     assert await connection.slot("it's") == SlotState(0x20, "pgoutput", "app", "reserved")
     assert server.commands[0].endswith("WHERE slot_name = 'it''s'")
-    server.answers.append([Result(("0/20", "pgoutput", "app", "reserved", "t"))])
-    used = SlotState(0x20, "pgoutput", "app", "reserved", used=True)
+    server.answers.append([Result(("0/20", "pgoutput", "app", "reserved", "t", "t"))])
+    used = SlotState(0x20, "pgoutput", "app", "reserved", used=True, two_phase=True)
     assert await connection.slot("s") == used
-    server.answers.append([Result((None, None, None, None, None))])
+    server.answers.append([Result((None, None, None, None, None, None))])
     assert await connection.slot("s") == SlotState(0, "", "", "")
     server.answers.append([Result()])
     assert await connection.slot("s") is None

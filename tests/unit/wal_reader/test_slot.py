@@ -31,7 +31,7 @@ async def of(source: Source, **variables: str) -> SlotState:
     names = {f"HEADRACE_{name.upper()}": value for name, value in variables.items()}
     settings = load({"HEADRACE_SLOT": SLOT, **names})
     connection = cast("ReplicationConnection", Walsender(source, 1))
-    return await prepared(connection, settings, StaleSlot(settings))
+    return await prepared(connection, settings, StaleSlot(settings), "db")
 
 
 def without_a_slot() -> Source:
@@ -94,3 +94,19 @@ async def test_no_slot_is_read_or_made_on_a_standby_without_its_publication_or_o
     await refused(wal2json, ReplicationRefusedError)
     for source in (standby, unpublished, others, wal2json):
         assert source.commands == []
+
+
+@on_virtual_time
+async def test_a_slot_of_somebody_else_is_neither_read_nor_replaced() -> None:
+    others = (
+        ({"database": "shop"}, 'belongs to the database "shop"'),
+        ({"plugin": "", "database": ""}, "physical"),
+        ({"two_phase": True}, "two_phase"),
+    )
+    for difference, words in others:
+        for status in ("reserved", "lost"):
+            source = Source()
+            source.slot = replace(WHOLE, wal_status=status, **difference)
+            with pytest.raises(ReplicationRefusedError, match=words):
+                await of(source, recreate_slot="true")
+            assert source.commands == []

@@ -63,7 +63,8 @@ SELECT puballtables AS everything, array_remove(ARRAY[CASE WHEN NOT pubinsert TH
 FROM pg_publication WHERE pubname = $1
 """
 _SLOT = """
-SELECT s.plugin, s.database, current_database() AS here, s.active, s.active_pid, s.wal_status,
+SELECT s.plugin, s.database, current_database() AS here, s.two_phase,
+       s.active, s.active_pid, s.wal_status,
        pg_size_pretty(pg_current_wal_lsn() - s.restart_lsn) AS retained
 FROM pg_replication_slots s WHERE s.slot_name = $1
 """
@@ -276,6 +277,10 @@ async def _slot(
     if row["plugin"] != "pgoutput" or row["database"] != row["here"]:
         found = f"{name} is of {row['plugin']} in database {row['database']}"
         findings.fail("slot", found, "Name another slot with --slot.")
+        return
+    if row["two_phase"]:
+        found = f"{name} was created with two_phase"
+        findings.fail("slot", found, "Name another slot with --slot, or drop this one.")
         return
     other = await _other_reader(session, name, suite)
     if other is not None:
