@@ -8,6 +8,7 @@ import os
 
 from rich.console import Console
 
+from headrace.accelerator import native
 from tests.bench import (
     audit,
     backlog,
@@ -116,7 +117,10 @@ def main() -> None:
     if arguments.json:
         print(line)
     else:
-        title = f"{arguments.rows:,} rows; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
+        load = os.getloadavg()[0]
+        cores = len(os.sched_getaffinity(0))
+        accelerated = "without the accelerator" if native is None else "with the accelerator"
+        title = f"{arguments.rows:,} rows; {cores} cores, load {load:.1f}, {accelerated}"
         result.show(figures, title, Console(width=_WIDTH))
     if arguments.save:
         result.keep(line)

@@ -17,6 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from headrace.accelerator import native
+
 _JUDGED = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
 _POINTS_MAX = 60
 HISTORY = Path(__file__).parents[2] / "docs/benchmarks/history.jsonl"
@@ -115,6 +117,7 @@ def line(figures: list[Figure], rows: int) -> str:
             # A Python that was built without it is a quarter slower.
             "python_optimized": "--enable-optimizations"
             in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
+            "accelerator": native is not None,
             "cores": len(os.sched_getaffinity(0)),
             # Beyond the cores there are, others took part of the machine, and of the figures.
             "load": round(os.getloadavg()[0], 1),

@@ -23,6 +23,7 @@ from enum import IntEnum
 
 import msgpack
 
+from headrace.accelerator import native
 from headrace.errors import DecodeError
 
 VERSION = 1
@@ -168,6 +169,14 @@ def decode_open(frame: bytes) -> Opening:
 
 
 def decode_entries(frame: bytes) -> list[Entry]:
+    """The entries of a DATA frame."""
+    if native is not None and (found := native.entries(frame, _HEADER.size)) is not None:
+        entries_: list[Entry] = found
+        return entries_
+    return _decoded_entries(frame)
+
+
+def _decoded_entries(frame: bytes) -> list[Entry]:
     # Every change passes through this loop, so it looks up names once.
     entries: list[Entry] = []
     add = entries.append

@@ -5,6 +5,13 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+class Accelerator(StrEnum):
+    """The functions in C, if the installation has them; or everything in Python."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class Retention(StrEnum):
     """Behavior of a full change stream: discard its oldest events, or refuse new ones."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.log import LogFormat
-from headrace.settings.choices import OtlpProtocol
+from headrace.settings.choices import Accelerator, OtlpProtocol
 from headrace.settings.declaration import MIB, setting
 
 
@@ -124,6 +124,14 @@ class ProcessSettings:
         "HEADRACE_LOG_FORMAT",
         LogFormat.LOGFMT,
         "Format of log lines on stderr.",
+    )
+    # Read by the extension itself, before any settings are.
+    accelerator: Accelerator = setting(
+        "HEADRACE_ACCELERATOR",
+        Accelerator.AUTO,
+        "`auto`: the publisher reads rows and writes messages in C, if a C compiler was there when "
+        "Headrace was installed. `off`: it does so in Python, which gives the same bytes and takes "
+        "two to three times as much processor time.",
     )
     http_host: str = setting(
         "HEADRACE_HTTP_HOST",

@@ -8,26 +8,27 @@ many messages together.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
+from headrace.accelerator import native
 from headrace.confirming.relation_shape import DescribedRelations, Values
 from headrace.confirming.transaction_cursor import ProtocolError, TransactionCursor
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
-from headrace.contract.subjects_and_ids import emitted_message_id, message_subject, schema_subject
+from headrace.contract.subjects_and_ids import message_subject, schema_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
 from headrace.jetstream.publishing.message import NO_HEADERS
-from headrace.lsn import ORIGIN, Position
+from headrace.lsn import Position
 from headrace.pgoutput import messages
 from headrace.pgoutput.decoder import decode
 from headrace.postgres import ddl_trigger
 from headrace.postgres.ddl_trigger import Ddl
 from headrace.postgres.facts import RelationNow
-from headrace.publisher import quick_events
+from headrace.publisher import emitted_messages, quick_events
+from headrace.publisher.published_event import Assembled, CompleteUpTo, PublishedEvent
 from headrace.publisher.quick_events import RowWriter, TransactionWriter
 from headrace.publisher.schema_book import CatalogReading, SchemaBook, SchemaReport
 from headrace.publisher.table_events import Kind, TableEvents
@@ -36,33 +37,6 @@ from headrace.publisher.table_events import Kind, TableEvents
 PAYLOAD_BYTES_MAX = 1_000_000
 
 
-class PublishedEvent(NamedTuple):
-    """An encoded event with its position; `advances` is False if it only describes the event after
-    it.
-    """
-
-    subject: str
-    msg_id: str
-    payload: bytes
-    headers: Mapping[str, str] = NO_HEADERS
-    advances: bool = True
-    position: Position = ORIGIN
-    # It is its transaction's last, or outside any.
-    ends: bool = False
-    # The whole payload if it is too large for a message: then `payload` refers to it by the event's
-    # id.
-    large: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteUpTo:
-    """Everything before `lsn` has been yielded; `whole`: by a transaction's end."""
-
-    lsn: int
-    whole: bool
-
-
-Assembled = PublishedEvent | CompleteUpTo
 # A row written up to the field that says whether it is its transaction's last, the rest of the
 # payload, its position, subject, id and both. Not a class, which would cost as much as reading a
 # column.
@@ -217,6 +191,52 @@ class Assembler:
 
     def _take_rows(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
         """Take rows that the fast path can convert; returns the index of the first other entry."""
+        if native is None:
+            return self._take_rows_until(entries, at, len(entries))
+        while (at := self._take_native_rows(entries, at)) < len(entries):
+            # A row that was left to Python; then those behind it may be for C again.
+            if self._take_rows_until(entries, at, at + 1) == at:
+                break
+            at += 1
+        return at
+
+    def _take_native_rows(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
+        """`_take_rows_until` in C, for as many rows as it reads."""
+        assert native is not None
+        begin = self.cursor.transaction
+        held = self._held
+        if begin is None or not self._writers or type(held) is _Held:
+            return at
+        last = ("", 0)
+        if len(self._repeats) == 1:
+            (last,) = self._repeats.items()
+        after: int
+        after, self._held, (lsn, id_end, times), ordinal = native.take_rows(
+            entries,
+            at,
+            self._writers,
+            held,
+            (self._lsn, *last),
+            self.cursor.ordinal,
+            self._taken,
+            (
+                PublishedEvent,
+                Position,
+                NO_HEADERS,
+                self._tx_head,
+                self._tx.not_last,
+                begin.final_lsn,
+                self._quick_bytes_max,
+            ),
+        )
+        if after > at:
+            self._lsn = lsn
+            self._repeats = {id_end: times}
+            self.cursor.ordinal = ordinal
+        return after
+
+    def _take_rows_until(self, entries: Sequence[tuple[int, bytes]], at: int, end: int) -> int:
+        """`_take_rows` in Python, for entries before `end`."""
         begin = self.cursor.transaction
         writers = self._writers
         write = self._write
@@ -230,7 +250,7 @@ class Assembler:
         room = self._quick_bytes_max
         put = self._taken.append
         not_last = self._tx.not_last
-        for index in range(at, len(entries)):
+        for index in range(at, end):
             lsn, data = entries[index]
             writer = writers.get(data[:6])
             if (
@@ -261,7 +281,7 @@ class Assembler:
             held = (_new(Position, (commit, seq)), subject, msg_id, body, rest)
             seq += 1
         else:
-            index = len(entries)
+            index = end
         assert seq >= self.cursor.ordinal, "positions only rise"
         self._held = held
         self.cursor.ordinal = seq
@@ -402,7 +422,7 @@ class Assembler:
             self._out.append(self._release(last=False))
         subject = message_subject(message.prefix)
         tx = events.transaction(xid, position, ts, last=False)
-        payload = self._message_payload(lsn, message, tx)
+        payload = emitted_messages.payload(lsn, message, tx, self._source, self._encoding)
         self._held = _Held(position, subject, str(payload["msg_id"]), payload)
         if not message.transactional:
             self._out.append(self._release(last=True))
@@ -416,18 +436,6 @@ class Assembler:
             if self._held is not None:
                 self._out.append(self._release(last=False))
             self._out.append(self._schema_event(told, position, lsn, tx))
-
-    def _message_payload(self, lsn: int, message: messages.LogicalMessage, tx: Payload) -> Payload:
-        return {
-            "subject": message_subject(message.prefix),
-            "operation": "MESSAGE",
-            "msg_id": emitted_message_id(message.lsn, message.prefix, self._source),
-            "prefix": message.prefix,
-            "content": _content(message.content, self._encoding),
-            "source": self._source,
-            "lsn": lsn,
-            "tx": tx,
-        }
 
     def _repeat(self, lsn: int, id_end: str) -> str:
         """Distinguishes a change from those of its table and kind in the same WAL record."""
@@ -476,16 +484,6 @@ class Assembler:
         # Without a primary key, REPLICA IDENTITY FULL makes every column a key.
         small = events.referring(payload, (), size, self._large_bucket)
         return events.encode(small, self._encoding)
-
-
-def _content(content: bytes, encoding: Encoding) -> str | bytes:
-    """Text if it is valid; other bytes in bytea's form."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        if encoding is Encoding.JSON:
-            return base64.b64encode(content).decode()
-        return content
 
 
 def _beside(new: Values, old: Values | None) -> Payload:

@@ -214,7 +214,7 @@ class AtomicPipe(Pipe):
         last = group[-1]
         try:
             for part in wire.parts(self._commands(group, batch)):
-                await wire.hand_over(self._client, part)
+                await wire.hand_over(self._client, b"".join(part), len(part))
                 failpoint("publisher.inside_atomic")
             headers = self._headers(last, batch, size, size)
             reply = await self._client.request(

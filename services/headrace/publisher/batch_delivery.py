@@ -23,8 +23,8 @@ from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
-from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.event_delivery import Delivery, lane_of
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.publisher.resume_point import ResumePoint
 from headrace.settings import Settings
 

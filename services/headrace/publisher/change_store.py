@@ -21,12 +21,12 @@ from headrace.pgoutput.messages import LogicalMessage, Relation
 from headrace.postgres.facts import UNKNOWN_SERVER, ServerIdentity
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
-from headrace.publisher.assembler import Assembled, CompleteUpTo, PublishedEvent
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.durability import Hold
 from headrace.publisher.gaps import gap_event
 from headrace.publisher.lag import AckLag, Frame, unix_s
+from headrace.publisher.published_event import Assembled, CompleteUpTo, PublishedEvent
 from headrace.publisher.resume_point import (
     ResumePoint,
     SourceDivergedError,

@@ -23,8 +23,8 @@ from headrace.contract.dictionaries import Compressor
 from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
 from headrace.jetstream.provisioning import LARGE_MARGIN_S
 from headrace.jetstream.state import Cell
-from headrace.publisher.assembler import Assembled, PublishedEvent
 from headrace.publisher.event_delivery import lane_of
+from headrace.publisher.published_event import Assembled, PublishedEvent
 from headrace.settings import DeliveryMode, Settings
 
 log = logs.logger("publisher")

@@ -20,8 +20,8 @@ from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import ORIGIN, Position
 from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
-from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.ledger import Ledger
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.publisher.resume_point import ResumePoint
 
 _LARGE = attrgetter("large")

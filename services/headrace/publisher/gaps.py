@@ -8,7 +8,7 @@ from headrace.contract import events
 from headrace.contract.subjects_and_ids import GAP_SUBJECT, gap_id
 from headrace.contract.values import Encoding
 from headrace.lsn import Gap, Position, format_lsn
-from headrace.publisher.assembler import PublishedEvent
+from headrace.publisher.published_event import PublishedEvent
 
 
 def gap_event(gap: Gap, source: str, encoding: Encoding, first_lost: int = 0) -> PublishedEvent:

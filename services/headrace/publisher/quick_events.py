@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from headrace.confirming.native_rows import native_rows
 from headrace.confirming.row_compiler import QuickRow, compiled
 from headrace.contract import events
 from headrace.contract.events import Payload
@@ -91,7 +92,10 @@ def _writer(
     head, after_id, after_data, _, *rest, end = events.pieces(payload, holes, encoding)
     if with_old:
         old_head = rest[0]
-    read = compiled(table.shape.columns, events.writer(encoding), old_head=old_head, end=end)
+    columns = table.shape.columns
+    read = native_rows(columns, encoding, old_head=old_head, end=end) or compiled(
+        columns, events.writer(encoding), old_head=old_head, end=end
+    )
     if read is None:
         return None
     return RowWriter(read, kind.subject, kind.id_end, head, after_id, after_data)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from headrace.errors import HeadraceError
 from headrace.jetstream.object_store import ObjectStore
 from headrace.metrics.counters import Counters
-from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.event_delivery import Delivery
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.publisher.resume_point import ResumePoint
 
 SPLIT_HEADER = {"Headrace-Transaction": "split"}

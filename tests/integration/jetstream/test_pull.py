@@ -68,7 +68,7 @@ async def fill(client: Client, number: int, *, first: int = 0, size: int = 20) -
     ]
     end = (await client.jetstream().stream_info("CDC")).state.messages + number
     for part in wire.parts(commands):
-        await wire.hand_over(client, part)
+        await wire.hand_over(client, b"".join(part), len(part))
         await client.flush()
     async with asyncio.timeout(PATIENCE_S):
         while (await client.jetstream().stream_info("CDC")).state.messages < end:  # noqa: ASYNC110  # no event for it
@@ -462,7 +462,7 @@ async def test_a_durable_reader_takes_a_transaction_of_more_messages_than_a_serv
         for seq in range(count)
     ]
     for part in wire.parts(wire.with_headers("cdc.a.insert", "", {}, body) for body in bodies):
-        await wire.hand_over(client, part)
+        await wire.hand_over(client, b"".join(part), len(part))
         await client.flush()
     async with (
         asyncio.timeout(PATIENCE_S),

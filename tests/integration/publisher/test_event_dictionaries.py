@@ -19,8 +19,8 @@ from headrace.contract.events import decode
 from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.provisioning import ensure
 from headrace.jetstream.state import Cell
-from headrace.publisher.assembler import PublishedEvent
 from headrace.publisher.compression import Compression
+from headrace.publisher.published_event import PublishedEvent
 from headrace.settings import FormatSettings, Settings, StreamSettings
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats

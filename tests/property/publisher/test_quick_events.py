@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,9 +14,11 @@ from headrace.contract.values import Encoding, ValueOptions
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Relation, RelationColumn
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, CompleteUpTo, PublishedEvent
+from headrace.publisher.assembler import Assembler
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.publisher.quick_events import writer
 from headrace.publisher.table_events import TableEvents
+from tests.support.accelerated import WAYS, Way
 
 RELATIONS = (16_385, 0xFFFF_FFFE)
 # bool, int8, text, numeric, timestamptz, jsonb, bytea, float8
@@ -134,10 +137,18 @@ def test_messages_taken_together_give_the_events_of_each_by_itself(
     entries = data.draw(transactions(columns))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(entries)), max_size=3)))
     expected = fed(assembler(columns, hidden, encoding), entries)
-    assert taken(assembler(columns, hidden, encoding), entries, cuts) == expected
+    for way in WAYS:
+        with way():
+            assert taken(assembler(columns, hidden, encoding), entries, cuts) == expected
 
 
-def test_what_is_wrong_with_a_message_is_left_with_nothing_done() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_wrong_with_a_message_is_left_with_nothing_done(way: Way) -> None:
+    with way():
+        leave_what_is_wrong()
+
+
+def leave_what_is_wrong() -> None:
     columns = [("id", 20), ("note", 25)]
     good = b"I" + struct.pack(">I", RELATIONS[0]) + b"N" + row([b"1", b"x"])
     bad = b"I" + struct.pack(">I", RELATIONS[0]) + b"N" + row([b"no number", b"x"])

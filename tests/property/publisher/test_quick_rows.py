@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.confirming.native_rows import native_rows
 from headrace.confirming.relation_shape import RelationShape
 from headrace.confirming.row_compiler import COLUMNS_MAX, compiled
 from headrace.contract import events
@@ -90,10 +91,13 @@ def plain(shape: RelationShape, data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def agree(shape: RelationShape, data: bytes) -> None:
-    read = compiled(shape.columns, WRITE, end=b"end")
-    assert read is not None
-    quick = read(data)
-    assert quick is None or quick == plain(shape, data)
+    for read in (
+        compiled(shape.columns, WRITE, end=b"end"),
+        native_rows(shape.columns, Encoding.MSGPACK, end=b"end"),
+    ):
+        assert read is not None
+        quick = read(data)
+        assert quick is None or quick == plain(shape, data)
 
 
 @given(COLUMNS, st.data())

@@ -22,7 +22,8 @@ from headrace.contract.values import Encoding, ValueOptions
 from headrace.lsn import ORIGIN
 from headrace.pgoutput import messages
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, PublishedEvent
+from headrace.publisher.assembler import Assembler
+from headrace.publisher.published_event import PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
 INFO = WalFileInfo(1, "a", 1, "w", "headrace", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)

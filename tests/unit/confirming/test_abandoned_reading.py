@@ -30,11 +30,12 @@ from headrace.postgres.facts import TableFacts
 from headrace.postgres.relation_facts import RelationFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
-from headrace.publisher.assembler import Assembler, PublishedEvent
+from headrace.publisher.assembler import Assembler
 from headrace.publisher.change_store import StreamChangeStore
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.event_delivery import Delivery
 from headrace.publisher.lag import AckLag
+from headrace.publisher.published_event import PublishedEvent
 from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.publisher.schema_book import SchemaBook
 from headrace.settings import Settings, load

@@ -14,7 +14,8 @@ from headrace.contract.exact import ExactText, Inexact
 from headrace.contract.values import ArrayForm, Encoding, JsonForm, ValueOptions, converter
 from headrace.pgoutput import messages
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, PublishedEvent
+from headrace.publisher.assembler import Assembler
+from headrace.publisher.published_event import PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
 both = pytest.mark.parametrize("encoding", list(Encoding))

@@ -63,6 +63,6 @@ async def test_an_end_without_a_message_is_what_publish_would_send() -> None:
 
 async def test_what_is_handed_over_is_sent_in_order_and_counted() -> None:
     recorded = Recorded()
-    await wire.hand_over(recorded, [b"one", b"two"])
+    await wire.hand_over(recorded, b"onetwo", 2)
     assert recorded.sent == b"onetwo"
     assert recorded.stats["out_msgs"] == 2

@@ -15,7 +15,8 @@ from headrace.pgoutput import messages
 from headrace.pgoutput.messages import LogicalMessage, Relation, RelationColumn
 from headrace.postgres.ddl_trigger import PREFIX
 from headrace.postgres.facts import RelationNow, TableFacts
-from headrace.publisher.assembler import Assembler, PublishedEvent
+from headrace.publisher.assembler import Assembler
+from headrace.publisher.published_event import PublishedEvent
 from headrace.publisher.schema_book import SchemaBook
 from headrace.publisher.table_events import TableEvents
 

@@ -17,8 +17,8 @@ from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
 from headrace.publisher import batch_delivery
-from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.batch_delivery import BatchDelivery
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.settings import load
 

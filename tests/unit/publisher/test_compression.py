@@ -14,8 +14,8 @@ from headrace.contract import dictionaries
 from headrace.jetstream.provisioning import LARGE_MARGIN_S
 from headrace.lsn import Position
 from headrace.publisher import compression
-from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.compression import PAYLOAD_BYTES_MAX, SAMPLES, Compression
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.settings import Settings, load
 from tests.support.simulated_nats import SimulatedNats, simulated_nats
 from tests.support.virtual_time import on_virtual_time

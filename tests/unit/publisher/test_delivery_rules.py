@@ -13,8 +13,8 @@ from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import Position
 from headrace.metrics.counters import Counters
-from headrace.publisher.assembler import CompleteUpTo, PublishedEvent
 from headrace.publisher.event_delivery import Delivery, lane_of
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.publisher.transaction_delivery import SPLIT_HEADER, TransactionDelivery
 

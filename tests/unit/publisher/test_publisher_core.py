@@ -16,8 +16,9 @@ from headrace.errors import DecodeError
 from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput import messages
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, CompleteUpTo, PublishedEvent
+from headrace.publisher.assembler import Assembler
 from headrace.publisher.ledger import Ledger
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
 INT4, TEXT = 23, 25

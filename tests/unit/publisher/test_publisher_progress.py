@@ -21,10 +21,11 @@ from headrace.lsn import ORIGIN, Gap, Position
 from headrace.metrics.counters import Counters
 from headrace.pgoutput import messages
 from headrace.postgres.facts import CatalogSnapshot, TableFacts
-from headrace.publisher.assembler import Assembler, CompleteUpTo, PublishedEvent
+from headrace.publisher.assembler import Assembler
 from headrace.publisher.batch_delivery import BatchDelivery
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.event_delivery import Delivery
+from headrace.publisher.published_event import CompleteUpTo, PublishedEvent
 from headrace.publisher.resume_point import (
     COMPLETE_MAX,
     Progress,

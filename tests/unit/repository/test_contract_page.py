@@ -26,8 +26,9 @@ from headrace.contract.values import Encoding, ValueOptions
 from headrace.lsn import Gap, format_lsn
 from headrace.pgoutput import messages
 from headrace.postgres.facts import ColumnFacts, PublishedTable, TableFacts
-from headrace.publisher.assembler import Assembler, PublishedEvent
+from headrace.publisher.assembler import Assembler
 from headrace.publisher.gaps import gap_event
+from headrace.publisher.published_event import PublishedEvent
 from headrace.publisher.table_events import TableEvents
 from headrace.schema_publisher import schema as bucket
 from headrace.settings import Settings, StreamSettings

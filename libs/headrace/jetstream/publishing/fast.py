@@ -256,10 +256,11 @@ class FastPipe(Pipe):
         self._check_connection()
         # From here until the bytes are in the client's buffer nothing may wait: a second sender
         # would take the same numbers.
+        waiting = len(self._unsent)
         commands = self._commands(end=end)
         failpoint("publisher.before_publish")
         try:
-            await wire.hand_over(self._client, commands)
+            await wire.hand_over(self._client, commands, max(1, waiting - len(self._unsent)))
             failpoint("publisher.after_publish")
         except NatsError as error:
             self._fail(IngestError(f"messages could not be sent: {error}"))
@@ -278,7 +279,7 @@ class FastPipe(Pipe):
             return False
         return turns.is_over
 
-    def _commands(self, *, end: bool) -> list[bytes]:
+    def _commands(self, *, end: bool) -> bytes:
         """The bytes of all unsent messages, which then count as sent; nothing here may wait."""
         # The server's silence counts only while it owes an answer.
         if not self._sent:

@@ -17,9 +17,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from headrace.accelerator import native
 from headrace.jetstream.publishing import wire
-from headrace.jetstream.publishing.message import Message
+from headrace.jetstream.publishing.message import NO_HEADERS, Message
 
 # The reply subject says what a message is to its batch (ADR-50 of NATS):
 # {inbox}.{batch}.{flow}.fail.{number}.{operation}.$FI. The operations: open a batch, add to it, end
@@ -102,7 +104,7 @@ class FastBatch:
         *,
         end: bool,
         header: str = wire.MSG_ID,
-    ) -> list[bytes]:
+    ) -> bytes:
         """The commands for these messages, which count as sent; with `end`, they end the batch. An
         ordinary message always does: its answer has the form of a final one.
 
@@ -115,28 +117,64 @@ class FastBatch:
             end = True
             self.alone = False
         number = self.number
-        base = self.base
-        commands = []
-        last = len(messages) - 1
-        for index, message in enumerate(messages):
-            if end and index == last:
-                operation = _END
-            elif number:
-                operation = _APPEND
-            else:
-                operation = _START
-            if id_header is not None:
-                header = id_header(message)
-            reply = f"{prefix}.{number + 1}.{operation}.{suffix}"
-            # Each message names the sequence right before its own: it is stored exactly there, or
-            # refused.
-            commands.append(wire.command(message, reply, base + number, header))
-            number += 1
         if messages:
+            place = BatchPlace(prefix, suffix, number, self.base, end=end)
+            written = None
+            if id_header is None:
+                written = in_c(messages, place, header)
+            if written is None:
+                written = in_python(messages, place, id_header or (lambda _: header))
             self._subject = messages[-1].subject
         else:
             # Nothing is left to send, but the batch must end: this stores nothing.
-            commands.append(wire.bare(self._subject, f"{prefix}.{number + 1}.{_END_BARE}.$FI"))
-        self.number = number
+            written = wire.bare(self._subject, f"{prefix}.{number + 1}.{_END_BARE}.$FI")
+        self.number = number + len(messages)
         self.ending = end
-        return commands
+        return written
+
+
+class BatchPlace(NamedTuple):
+    """The place of messages in their batch: behind `number` others, which are behind `base`."""
+
+    prefix: str
+    suffix: str
+    number: int
+    base: int
+    # Whether the last of them ends the batch.
+    end: bool
+
+
+def in_python(
+    messages: Sequence[Message], place: BatchPlace, header: Callable[[Message], str]
+) -> bytes:
+    """The commands that publish messages at a place, each with its id in this header."""
+    prefix, suffix, number, base, end = place
+    commands = []
+    last = len(messages) - 1
+    for index, message in enumerate(messages):
+        if end and index == last:
+            operation = _END
+        elif number:
+            operation = _APPEND
+        else:
+            operation = _START
+        reply = f"{prefix}.{number + 1}.{operation}.{suffix}"
+        # Each message names the sequence right before its own: it is stored exactly there, or
+        # refused.
+        commands.append(wire.command(message, reply, base + number, header(message)))
+        number += 1
+    return b"".join(commands)
+
+
+def in_c(messages: Sequence[Message], place: BatchPlace, header: str) -> bytes | None:
+    """`in_python` with one header for all; None without the accelerator, or if a message has
+    headers.
+    """
+    if native is None:
+        return None
+    prefix, suffix, number, base, end = place
+    operations = (_START, _APPEND, _END if end else None)
+    written: bytes | None = native.commands(
+        messages, prefix, suffix, number, base, header, NO_HEADERS, *operations
+    )
+    return written

@@ -81,11 +81,10 @@ def parts(commands: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield part
 
 
-async def hand_over(client: Client, commands: list[bytes]) -> None:
-    """Send commands in one piece and in order, even from several tasks."""
-    data = b"".join(commands)
+async def hand_over(client: Client, data: bytes, count: int) -> None:
+    """Send commands, of so many messages, in one piece and in order, even from several tasks."""
     # nats-py counts only what goes through its own `publish`.
-    client.stats["out_msgs"] += len(commands)
+    client.stats["out_msgs"] += count
     client.stats["out_bytes"] += len(data)
     # There is no public call for bytes. This one puts them in the buffer before anything in it may
     # wait.

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.doctor import archive, backup, lake, nats, postgres, sinks, sql
+from headrace.cli.doctor import archive, backup, installation, lake, nats, postgres, sinks, sql
 from headrace.cli.doctor.checks import Check, CheckState, Findings
 from headrace.cli.terminal import Console
 from headrace.settings import Settings
@@ -30,7 +30,7 @@ async def run(settings: Settings, *, as_json: bool) -> None:
     groups = await asyncio.gather(
         postgres.examine(settings), nats.examine(settings), _stores(settings)
     )
-    findings = [groups[0], groups[1], *groups[2]]
+    findings = [installation.examine(), groups[0], groups[1], *groups[2]]
     checks = [check for group in findings for check in group.checks]
     failed = sum(check.state is CheckState.FAIL for check in checks)
     if as_json:
