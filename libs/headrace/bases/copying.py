@@ -7,9 +7,8 @@ part's size.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,19 +23,16 @@ from headrace.archive.metadata import TableInfo, WalFileInfo
 from headrace.archive.store import Store
 from headrace.contract.json_bytes import compact_json
 from headrace.lsn import Position
-from headrace.postgres.connection import connect_lastingly, explained
-from headrace.postgres.quoting import quote_literal
+from headrace.postgres.connection import explained
 from headrace.process.failpoint import failpoint
 from headrace.settings import Settings
 from headrace.spark.csv_rows import CsvRows, Exact, Row
 from headrace.spark.plan import SnapshotPlan
-from headrace.spark.ranges import PageRange
-from headrace.spark.session import COPY_SESSION
-from headrace.spark.source import check_name
+from headrace.spark.range_receiver import RangeReceiver, importing
 
 # The size of a parsed block of text.
 BLOCK_BYTES = 4 << 20
-_APPLICATION = "headrace base"
+APPLICATION = "headrace base"
 
 # The number of rows so far.
 Progress = Callable[[int], None]
@@ -64,29 +60,14 @@ async def copy_ranges(
     store = Store(work.url, timeout_s=settings.archive.put_timeout_s)
     copying = _Copying(store, work, progress)
     try:
-        session = {**COPY_SESSION, "statement_timeout": "0"}
-        async with importing(settings, work.plan.exported, session) as connection:
+        receiver = RangeReceiver(work.plan, BLOCK_BYTES, copying.take)
+        async with importing(settings, work.plan.exported, APPLICATION) as connection:
             for page_range in work.plan.tasks[task]:
-                await copying.copy(connection, page_range)
+                await receiver.copy(connection, page_range)
             await copying.finish()
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error), settings.postgres) from error
     return copying.parts
-
-
-@contextlib.asynccontextmanager
-async def importing(
-    settings: Settings, exported: str, session: Mapping[str, str]
-) -> AsyncIterator[asyncpg.Connection]:
-    """A connection with these session settings, whose transaction sees the snapshot."""
-    connection = await connect_lastingly(settings.postgres, _APPLICATION, **session)
-    try:
-        await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(exported)}")
-        yield connection
-    finally:
-        # Not closed in order: an interrupted COPY would first have to be read to its end.
-        connection.terminate()
 
 
 class _Copying:
@@ -100,43 +81,25 @@ class _Copying:
         self._progress = progress
         names = [column.name for column in work.plan.columns]
         self._reader = CsvRows(names, work.plan.converters())
-        self._received = bytearray()
         self._part: WalFileEncoder | None = None
         self._part_rows = 0
         self._part_bytes = 0
         self.parts: list[BasePart] = []
         self._rows = 0
 
-    async def copy(self, connection: asyncpg.Connection, page_range: PageRange) -> None:
-        """Read a range."""
-
-        async def receive(data: bytes) -> None:
-            self._received.extend(data)
-            if len(self._received) >= BLOCK_BYTES:
-                await self._parse()
-
-        query = self._work.plan.copy_query(page_range)
-        await connection.copy_from_query(query, output=receive, format="csv", encoding="utf8")
-        # COPY finds the table by its name, and renaming a schema takes no lock on the table.
-        await check_name(connection, page_range)
-        await self._parse()
+    async def take(self, data: bytes) -> None:
+        """Encode a block of rows."""
+        # Another thread: the lease is renewed meanwhile.
+        await asyncio.to_thread(self._encode, data)
+        if self._progress is not None:
+            self._progress(self._rows)
 
     async def finish(self) -> None:
         """Write what is left."""
         if self._part is not None:
             await asyncio.to_thread(self._close_part)
 
-    async def _parse(self) -> None:
-        if not self._received:
-            return
-        data = bytes(self._received)
-        self._received.clear()
-        # Another thread: the lease is renewed meanwhile.
-        await asyncio.to_thread(self._take, data)
-        if self._progress is not None:
-            self._progress(self._rows)
-
-    def _take(self, data: bytes) -> None:
+    def _encode(self, data: bytes) -> None:
         rows, exact = self._reader.rows(data)
         if self._part is None:
             self._part = WalFileEncoder()
@@ -202,7 +165,7 @@ def _info(work: BaseWork, number: int, rows: int) -> WalFileInfo:
         id=number,
         archive=work.base,
         epoch=0,
-        writer=_APPLICATION,
+        writer=APPLICATION,
         source=work.source,
         database="",
         system_id="",

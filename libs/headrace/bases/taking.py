@@ -23,7 +23,7 @@ from headrace.archive.errors import ArchiveError
 from headrace.archive.mark import ArchiveMark
 from headrace.archive.metadata import ColumnInfo, TableInfo, WalFileInfo
 from headrace.archive.reader import ReadingStart, WalReader
-from headrace.bases.copying import BaseWork, Progress, copy_ranges, importing
+from headrace.bases.copying import APPLICATION, BaseWork, Progress, copy_ranges
 from headrace.contract.subjects_and_ids import table_token
 from headrace.contract.values import ArrayForm, Encoding, JsonForm
 from headrace.lsn import format_lsn
@@ -33,6 +33,7 @@ from headrace.postgres.facts import ServerIdentity
 from headrace.process.failpoint import failpoint
 from headrace.settings import Settings
 from headrace.spark.plan import SnapshotPlan
+from headrace.spark.range_receiver import importing
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, held_snapshot
 from headrace.spark.table_plan import plan_of
@@ -105,7 +106,7 @@ async def copy_base(
     async with held_snapshot(settings, request) as held:
         try:
             # With the role's own search_path, as the archiver: types have the same names.
-            async with importing(settings, held.exported, {}) as connection:
+            async with importing(settings, held.exported, APPLICATION, {}) as connection:
                 info, time_us = await _described(connection, request, held)
                 server = await catalog.server_identity(connection)
         except asyncpg.PostgresError as error:

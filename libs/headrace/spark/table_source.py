@@ -22,13 +22,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from headrace.contract import scalars, type_oids
 from headrace.contract.values import Converter
 from headrace.errors import HeadraceError
-from headrace.postgres.connection import connect_lastingly, explained
-from headrace.postgres.quoting import quote_literal
+from headrace.postgres.connection import explained
 from headrace.settings import Settings, load
 from headrace.spark import table_holder
 from headrace.spark.csv_rows import CsvRows
 from headrace.spark.plan import SnapshotPlan
-from headrace.spark.session import COPY_SESSION
+from headrace.spark.range_receiver import importing
 from headrace.spark.source import check_name, describe_table
 from headrace.spark.table_plan import TableOptions, plan_of
 
@@ -186,11 +185,9 @@ async def _copy(
     over: threading.Event,
 ) -> None:
     settings = load(os.environ)
-    # Without a bound: COPY waits for as long as Spark takes.
-    session = {**COPY_SESSION, "statement_timeout": "0"}
-    connection = await connect_lastingly(settings.postgres, partition.application, **session)
     received = bytearray()
 
+    # Not a RangeReceiver: it notices the end with every row, and blocks span ranges.
     async def receive(data: bytes) -> None:
         """Whole rows, as asyncpg delivers them; blocks while the parser is behind, and PostgreSQL
         with it.
@@ -203,19 +200,16 @@ async def _copy(
             received.clear()
 
     try:
-        await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(plan.exported)}")
-        for page_range in plan.tasks[partition.task]:
-            await connection.copy_from_query(
-                plan.copy_query(page_range), output=receive, format="csv", encoding="utf8"
-            )
-            # COPY finds the table by its name, and renaming a schema takes no lock on the table.
-            await check_name(connection, page_range)
-        if received:
-            give(bytes(received))
+        async with importing(settings, plan.exported, partition.application) as connection:
+            for page_range in plan.tasks[partition.task]:
+                await connection.copy_from_query(
+                    plan.copy_query(page_range), output=receive, format="csv", encoding="utf8"
+                )
+                # COPY finds the table by its name, and renaming a schema takes no lock on it.
+                await check_name(connection, page_range)
+            if received:
+                give(bytes(received))
     except asyncpg.UndefinedObjectError as error:
         raise SnapshotGoneError(str(error)) from error
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error), settings.postgres) from error
-    finally:
-        connection.terminate()

@@ -8,10 +8,9 @@ immediately.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pickle
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import asyncpg
 import pyarrow as pa
@@ -22,20 +21,18 @@ from headrace.lake.copy_rows import CopyRows
 from headrace.lake.data_files import RowsWriter
 from headrace.lake.engine import CopiedFiles, CopyWork, Progress
 from headrace.lake.files import LakeFiles
-from headrace.postgres.connection import connect_lastingly, explained
-from headrace.postgres.quoting import quote_literal
+from headrace.postgres.connection import explained
 from headrace.process.failpoint import failpoint
 from headrace.settings import Settings, load
+from headrace.spark.range_receiver import RangeReceiver, importing
 from headrace.spark.ranges import PageRange
-from headrace.spark.session import COPY_SESSION
-from headrace.spark.source import check_name
 
 # The size of a parsed block of text.
 BLOCK_BYTES = 8 << 20
 # The size of an encoded block, as Arrow has it in memory, and how large a file becomes.
 GROUP_BYTES = 32 << 20
 FILE_BYTES = 64 << 20
-_APPLICATION = "headrace lake copy"
+APPLICATION = "headrace lake copy"
 
 
 def run_task(packed: bytes, task: int) -> bytes:
@@ -63,27 +60,14 @@ async def copy_ranges(
     """Copy some ranges of the snapshot."""
     copying = _Copying(files, work, progress)
     try:
-        async with importing(settings, work.plan.exported) as connection:
+        receiver = RangeReceiver(work.plan, BLOCK_BYTES, copying.take)
+        async with importing(settings, work.plan.exported, APPLICATION) as connection:
             for page_range in ranges:
-                await copying.copy(connection, page_range)
+                await receiver.copy(connection, page_range)
             await copying.finish()
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error), settings.postgres) from error
     return CopiedFiles(tuple(copying.written), copying.rows)
-
-
-@contextlib.asynccontextmanager
-async def importing(settings: Settings, exported: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection whose transaction sees the snapshot."""
-    session = {**COPY_SESSION, "statement_timeout": "0"}
-    connection = await connect_lastingly(settings.postgres, _APPLICATION, **session)
-    try:
-        await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(exported)}")
-        yield connection
-    finally:
-        # Not closed in order: an interrupted COPY would first have to be read to its end.
-        connection.terminate()
 
 
 class _Copying:
@@ -94,31 +78,13 @@ class _Copying:
         self._work = work
         self._progress = progress
         self._reader = CopyRows(work.table.infos, work.plan.types)
-        self._received = bytearray()
         self._parsed: list[pa.Table] = []
         self._writer: RowsWriter | None = None
         self.written: list[DataFile] = []
         self.rows = 0
 
-    async def copy(self, connection: asyncpg.Connection, page_range: PageRange) -> None:
-        """Read a range."""
-
-        async def receive(data: bytes) -> None:
-            self._received.extend(data)
-            if len(self._received) >= BLOCK_BYTES:
-                await self._parse()
-
-        query = self._work.plan.copy_query(page_range)
-        await connection.copy_from_query(query, output=receive, format="csv", encoding="utf8")
-        # COPY finds the table by its name, and renaming a schema takes no lock on the table.
-        await check_name(connection, page_range)
-        await self._parse()
-
-    async def _parse(self) -> None:
-        if not self._received:
-            return
-        data = bytes(self._received)
-        self._received.clear()
+    async def take(self, data: bytes) -> None:
+        """Parse a block of rows, and encode parsed ones if they are enough for a row group."""
         # Another thread: the lease is renewed meanwhile.
         rows = await asyncio.to_thread(self._reader.read, data)
         self._parsed.append(rows)

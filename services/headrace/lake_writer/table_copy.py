@@ -19,10 +19,11 @@ from headrace.lake.catalog import TableName
 from headrace.lake.engine import CopiedFiles, CopyWork, Engine, Progress
 from headrace.lake.errors import LakeError
 from headrace.lake.tables import LakeTable, copied, new_table
-from headrace.lake_writer.range_copy import importing
+from headrace.lake_writer.range_copy import APPLICATION
 from headrace.postgres.connection import PostgresUnreachableError, explained
 from headrace.settings import Settings
 from headrace.spark.plan import SnapshotPlan
+from headrace.spark.range_receiver import importing
 from headrace.spark.ranges import deal
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, held_snapshot
@@ -106,7 +107,7 @@ async def _unless_lost(
 async def _described(
     settings: Settings, name: TableName, before: LakeTable | None, held: HeldSnapshot
 ) -> LakeTable:
-    async with importing(settings, held.exported) as connection:
+    async with importing(settings, held.exported, APPLICATION) as connection:
         rows = await connection.fetch(_COLUMNS, name.namespace, name.name)
     wanted = {column.name for column in held.columns}
     if hidden := sorted(set(held.key) - wanted):

@@ -28,8 +28,7 @@ from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError, leaves
 from headrace.jetstream.connection import connect_once
 from headrace.jetstream.object_store import ObjectStore
-from headrace.postgres.connection import connect_lastingly, explained
-from headrace.postgres.quoting import quote_literal
+from headrace.postgres.connection import explained
 from headrace.process.failpoint import failpoint
 from headrace.settings import Settings, load
 from headrace.snapshot_responder import chunk_permits
@@ -45,9 +44,9 @@ from headrace.snapshot_responder.packed_rows import PackedRows
 from headrace.snapshot_responder.task_result import TaskResult
 from headrace.spark.csv_rows import CsvRows
 from headrace.spark.plan import SnapshotPlan
+from headrace.spark.range_receiver import RangeReceiver, importing
 from headrace.spark.ranges import PageRange
 from headrace.spark.session import COPY_SESSION
-from headrace.spark.source import check_name
 
 # Below this size, the fixed cost of a block becomes noticeable.
 PARSE_BYTES = 4 * 1024 * 1024
@@ -55,6 +54,7 @@ PARSE_BYTES = 4 * 1024 * 1024
 # bounds the memory of a task.
 IN_FLIGHT_MAX = 4
 PUBLISH_TIMEOUT_S = 10.0
+_APPLICATION = "headrace snapshot task"
 # How long one chunk may be refused or unanswered. A leader election or a restart of the server
 # takes less.
 PUBLISH_PATIENCE_S = 60.0
@@ -113,9 +113,6 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> TaskResult:
             copy = RangeCopy(plan, page_range, client)
             try:
                 await copy.run(connection)
-                # After the COPY, which locks the table until the transaction ends: its name can't
-                # change any more, but may have changed before.
-                await check_name(connection, page_range)
             except asyncpg.LockNotAvailableError as error:
                 raise GaveWayError(
                     f"another session waits for an exclusive lock on {page_range.relation}"
@@ -137,20 +134,13 @@ async def _connected(
 ) -> AsyncIterator[tuple[asyncpg.Connection, Client]]:
     timeout_ms = round(settings.snapshot.copy_timeout_s * 1000)
     session = {**COPY_SESSION, "statement_timeout": str(timeout_ms)}
-    connection = await connect_lastingly(settings.postgres, "headrace snapshot task", **session)
-    try:
-        await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        # All tasks of all machines see the moment that the responder's transaction holds.
-        await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(plan.exported)}")
+    async with importing(settings, plan.exported, _APPLICATION, session) as connection:
         # After the snapshot was imported: a task that comes too late for it needs no NATS.
         client = await connect_once(settings.nats, "headrace-snapshot-task")
         try:
             yield connection, client
         finally:
             await client.close()
-    finally:
-        # Not closed in order: an interrupted COPY would first have to be read to its end.
-        connection.terminate()
 
 
 def _encoder(plan: SnapshotPlan) -> Callable[[bytes], Block]:
@@ -181,8 +171,6 @@ class RangeCopy:
         self._large = ObjectStore(self._js, plan.large_bucket, client.max_payload)
         self._block = _encoder(plan)
         self._cutter = ChunkCutter(plan.chunk_rows_max, plan.payload_bytes_max)
-        self._received: list[bytes] = []
-        self._received_bytes = 0
         # The number of chunks that were cut so far: a chunk's index within its range.
         self._begun = 0
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
@@ -199,33 +187,16 @@ class RangeCopy:
             raise next(leaves(group)) from group
 
     async def _copy(self, connection: asyncpg.Connection) -> None:
-        query = self._plan.copy_query(self._range)
-        await connection.copy_from_query(query, output=self._receive, format="csv", encoding="utf8")
-        await self._parse()
+        await RangeReceiver(self._plan, PARSE_BYTES, self._parse).copy(connection, self._range)
         for chunk in self._cutter.finish():
             await self._begin(chunk)
 
-    async def _receive(self, data: bytes) -> None:
-        """PostgreSQL sends one message per row and asyncpg whole messages, so `data` ends at the
-        end of a row.
-        """
-        self._received.append(data)
-        self._received_bytes += len(data)
-        if self._received_bytes >= PARSE_BYTES:
-            await self._parse()
-
-    async def _parse(self) -> None:
-        if not self._received:
-            return
+    async def _parse(self, data: bytes) -> None:
+        chunks = self._cutter.feed(self._block(data))
         # Released before its content is sent: it may be one large row.
-        for chunk in self._cutter.feed(self._block(self._taken())):
+        del data
+        for chunk in chunks:
             await self._begin(chunk)
-
-    def _taken(self) -> bytes:
-        received = self._received
-        self._received = []
-        self._received_bytes = 0
-        return b"".join(received)
 
     async def _begin(self, chunk: Chunk) -> None:
         index = self._begun
