@@ -66,9 +66,10 @@ class Maker:
         return maker
 
     def write(self, count: int = 20, gap: Gap | None = None) -> WalFileInfo:
-        """The next `count` rows as the next file; a multiple of ten."""
+        """The next `count` rows as the next file, which may end inside a transaction."""
         table = rows(self.written, count)
-        first, last = self.written // 10, (self.written + count) // 10 - 1
+        end = self.written + count
+        first, last = self.written // 10, (end - 1) // 10
         before = self.info
         described = {TABLES[number % 2] for number in range(first, last + 1)}
         info = WalFileInfo(
@@ -81,15 +82,16 @@ class Maker:
             system_id="1",
             timeline=1,
             from_lsn=(first + 1) * 100 - 60,
-            end_lsn=(last + 1) * 100 + 1,
+            end_lsn=(last + 1) * 100 + (1 if end % 10 == 0 else -40),
             rows=count,
-            first=Position((first + 1) * 100, 0),
-            last=Position((last + 1) * 100, 9),
+            first=Position((first + 1) * 100, self.written % 10),
+            last=Position((last + 1) * 100, (end - 1) % 10),
             after=before.last if before else ORIGIN,
             time_us=last * DAY_US,
             gap=gap,
             tables=tuple(table_info(name) for name in sorted(described)),
             previous=before.checksum if before else "",
+            whole=end % 10 == 0,
         )
         data, self.info = file_format.encode(table, info)
         self.store.put_new(file_name(info.id), data)

@@ -33,7 +33,7 @@ from headrace.sinks.configuration import SinkConfiguration
 from headrace.sinks.configuration_keys import Initial
 from headrace.sinks.control import ResetTo
 from headrace.sinks.port import COPIES_FOLLOW, SEEN, Sink
-from headrace.sinks.reading import source_mark
+from headrace.sinks.reading import EVENTS_MAX, source_mark
 from headrace.sinks.routing import Router
 
 if TYPE_CHECKING:
@@ -141,6 +141,9 @@ class CatchingUp:
                 routed = self.router.route(transaction)
                 if routed is not None:
                     await self.sink.write([routed])
+            # A part of a transaction is committed with the rest of it.
+            if not found[-1].ends:
+                continue
             # In between the stream is not read, so its mark stays.
             marks[self._source] = Watermark(found[-1].events[-1].position, 0)
             await self.sink.commit(dict(marks))
@@ -185,9 +188,11 @@ class CatchingUp:
 def _some(transactions: Iterator[Transaction]) -> list[Transaction]:
     """The next ones, as many as share a commit."""
     found = []
+    events = 0
     for transaction in transactions:
         found.append(transaction)
-        if len(found) >= TRANSACTIONS_A_COMMIT:
+        events += len(transaction.events)
+        if len(found) >= TRANSACTIONS_A_COMMIT or events >= EVENTS_MAX:
             break
     return found
 
