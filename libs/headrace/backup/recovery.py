@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +26,7 @@ from headrace.backup.restore import (
     forget_recovery,
     recovery_settings,
 )
+from headrace.backup.temporary import TemporaryFolder
 from headrace.embedded.process import Launch, ServerStartError, StopStep
 from headrace.embedded.server import EmbeddedServer, StopMode
 from headrace.lsn import parse_lsn
@@ -78,7 +77,7 @@ class RestoredServer(EmbeddedServer):
         self._place = place
         self._programs = programs
         self._superuser = superuser
-        self._sockets: Path | None = None
+        self._sockets: TemporaryFolder | None = None
         self.settings: dict[str, str] = {}
         # Ready is when the recovery has ended; a standby is ready before.
         self.until_promoted = True
@@ -87,7 +86,7 @@ class RestoredServer(EmbeddedServer):
     def sockets(self) -> Path:
         """The folder of its socket."""
         assert self._sockets is not None, "started before"
-        return self._sockets
+        return self._sockets.path
 
     def conninfo(self, database: str) -> str:
         """How to connect to it."""
@@ -111,7 +110,7 @@ class RestoredServer(EmbeddedServer):
     def _prepare(self) -> None:
         if self._sockets is None:
             # A socket's path may have about a hundred bytes, and a folder's may be longer.
-            self._sockets = Path(tempfile.mkdtemp(prefix="headrace-restore-"))
+            self._sockets = TemporaryFolder()
         # Everybody who can enter the socket's folder is trusted: the source's pg_hba.conf may
         # refuse local users, or need a directory service.
         access = self._place.work / "access.conf"
@@ -120,7 +119,7 @@ class RestoredServer(EmbeddedServer):
         idents.write_text("")
         # PostgreSQL refuses to run as root, and its account must read these.
         if self._place.account is not None:
-            for path in (self._sockets, access, idents):
+            for path in (self.sockets, access, idents):
                 self._place.account.own(path)
 
     def _launch(self) -> Launch:
@@ -156,7 +155,7 @@ class RestoredServer(EmbeddedServer):
     def discard(self) -> None:
         """Remove its socket's folder."""
         if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets.remove()
             self._sockets = None
 
 

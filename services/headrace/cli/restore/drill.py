@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +28,7 @@ from headrace.backup.recovery import RestoredServer
 from headrace.backup.restore import RestorePlace, owner, place_of
 from headrace.backup.segments import reach
 from headrace.backup.store import BackupStore
+from headrace.backup.temporary import TemporaryFolder
 from headrace.cli.restore import cluster
 from headrace.cli.terminal import Console
 from headrace.embedded.account import unprivileged_account
@@ -145,13 +144,13 @@ def _random(store: BackupStore, planner: Planner, begin: int) -> RecordedDigests
 
 @contextmanager
 def _temporary(work: Path | None) -> Iterator[RestorePlace]:
-    folder = Path(tempfile.mkdtemp(prefix="headrace-drill-", dir=work))
-    # PostgreSQL's account has to enter it.
-    folder.chmod(0o711)
+    folder = TemporaryFolder(work)
     try:
-        yield place_of(folder / "cluster", owner(folder, unprivileged_account()))
+        # PostgreSQL's account has to enter it.
+        folder.path.chmod(0o711)
+        yield place_of(folder.path / "cluster", owner(folder.path, unprivileged_account()))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 async def _restored_digests(server: RestoredServer, database: str) -> dict[str, str]:

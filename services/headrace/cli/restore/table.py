@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from headrace.backup.plan import Planner, RestorePlan, RestoreTarget, TargetKind
 from headrace.backup.recovery import RestoredServer
 from headrace.backup.restore import owner, place_of
 from headrace.backup.store import BackupStore
+from headrace.backup.temporary import TemporaryFolder
 from headrace.cli.restore import cluster
 from headrace.cli.restore.moment import target
 from headrace.cli.restore.wanted import RestoreMoment
@@ -61,20 +60,22 @@ def restored_table(
     work: Path | None,
     console: Console,
 ) -> Iterator[RestoredTable]:
-    """Restore the cluster into a temporary folder, which is removed when the block ends."""
+    """Restore the cluster into a temporary folder, which is removed when the block ends; by the
+    next restore if this one is killed.
+    """
     plan = planned(store, table, moment, console)
     account = unprivileged_account()
-    folder = Path(tempfile.mkdtemp(prefix="headrace-restore-", dir=work))
-    # PostgreSQL's account has to enter it.
-    folder.chmod(0o711)
-    place = place_of(folder / "cluster", owner(folder, account))
-    programs = cluster.programs_of(settings, plan, place)
-    database = database_of(settings.postgres)
+    folder = TemporaryFolder(work)
     try:
+        # PostgreSQL's account has to enter it.
+        folder.path.chmod(0o711)
+        place = place_of(folder.path / "cluster", owner(folder.path, account))
+        programs = cluster.programs_of(settings, plan, place)
+        database = database_of(settings.postgres)
         with cluster.recovered(settings, store, plan, place, console) as server:
             yield RestoredTable(server, programs, table_of(table), database, plan.target)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folder.remove()
 
 
 def run(
