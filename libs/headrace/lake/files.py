@@ -138,12 +138,22 @@ class LakeFiles:
 
     def folders(self, below: str = "") -> list[str]:
         """The folders directly below a location, or the root."""
+        found = self._listed(below)
+        return [self.location(name.rstrip("/")) for name in found["common_prefixes"]]
+
+    def at_root(self) -> list[tuple[str, int, float]]:
+        """Location, size and time of the last change of each file directly below the root."""
+        return [
+            (self.location(item["path"]), item["size"], item["last_modified"].timestamp())
+            for item in self._listed("")["objects"]
+        ]
+
+    def _listed(self, below: str) -> Any:
         prefix = self._name(below) if below else None
         try:
-            found = obstore.list_with_delimiter(self._store, prefix)
+            return obstore.list_with_delimiter(self._store, prefix)
         except FAILURES as error:
             raise _failure(below or self.root, "listed", error) from error
-        return [self.location(name.rstrip("/")) for name in found["common_prefixes"]]
 
     def _name(self, location: str) -> str:
         if not self.contains(location):

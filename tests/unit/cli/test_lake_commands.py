@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,28 @@ def test_init_creates_a_lake_and_refuses_a_foreign_folder(tmp_path: Path) -> Non
     (tmp_path / "foreign" / "a.txt").write_text("mine")
     assert "not empty" in run("init", "--url", f"file://{tmp_path}/foreign", fails=True)
     assert [path.name for path in (tmp_path / "foreign").iterdir() if path.is_file()] == ["a.txt"]
+
+
+def test_init_accepts_and_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    program = Path(sys.executable).with_name("headrace")
+    command = [str(program), "lake", "init", "--url", f"file://{folder}"]
+    settings = {"PATH": os.defpath, "HEADRACE_FAILPOINT": "lake_init.written"}
+    killed = subprocess.run(command, env=settings, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = folder.iterdir()
+    # Names that no command made.
+    others = [folder / "headrace-test-data", folder / f"{left.name}0"]
+    # Another command may still need it.
+    run("init", "--url", f"file://{folder}")
+    assert left.exists()
+    for file in others:
+        file.write_text("test")
+    for file in (left, *others):
+        os.utime(file, (time.time() - 7200, time.time() - 7200))
+    assert "headrace-test-data" in run("init", "--url", f"file://{folder}", fails=True)
+    assert not left.exists()
+    assert all(file.exists() for file in others)
 
 
 def test_init_accepts_an_existing_lake(lake: LocalLake) -> None:

@@ -4,7 +4,9 @@ written. Safe to repeat.
 
 from __future__ import annotations
 
+import re
 import secrets
+import time
 from itertools import islice
 
 from headrace.cli.lake.listing import show
@@ -14,10 +16,15 @@ from headrace.lake.catalog import Catalog
 from headrace.lake.errors import LakeError, LakeUnreachableError
 from headrace.lake.files import LakeFiles
 from headrace.lake.opening import local_paths, open_catalog
+from headrace.process.failpoint import failpoint
 from headrace.terminal.text import counted
 
 _CATALOG_FILE = "catalog.db"
 _NAMED_MAX = 3
+# The test object: its name, its content, and the age at which no command can still need it.
+_TEST = re.compile(r"headrace-test-[0-9a-f]{16}")
+_CONTENT = b"test"
+_TEST_LEFT_S = 3600.0
 
 
 class ForeignPlaceError(LakeError):
@@ -60,21 +67,41 @@ def init(url: str | None, catalog: str | None, *, as_json: bool) -> None:
 
 
 def _try(files: LakeFiles) -> None:
-    """Write, read and remove a test object."""
+    """Write, read and remove a test object, and those that killed commands have left."""
     name = files.location(f"headrace-test-{secrets.token_hex(8)}")
     try:
-        files.put(name, b"test")
+        files.put(name, _CONTENT)
+        failpoint("lake_init.written")
         read = files.get(name)
-        files.delete([name])
+        files.delete([name, *_left(files)])
     except (OSError, LakeError) as error:
         raise UnwritableLakeError(f"{files.root} can't be written: {error}") from error
-    if read != b"test":
+    if read != _CONTENT:
         raise UnwritableLakeError(f"{files.root} does not return what was just written")
 
 
+def _left(files: LakeFiles) -> list[str]:
+    """Old test objects."""
+    before = time.time() - _TEST_LEFT_S
+    return [
+        location
+        for location, size, changed in files.at_root()
+        if _is_test(files, location) and size == len(_CONTENT) and changed < before
+    ]
+
+
+def _is_test(files: LakeFiles, location: str) -> bool:
+    return _TEST.fullmatch(location, len(files.root) + 1) is not None
+
+
 def _strange(files: LakeFiles) -> list[str]:
-    """Some of the place's objects, except a catalog."""
-    names = (location[len(files.root) + 1 :] for location, _, _ in files.walk(f"{files.root}/"))
+    """Some of the place's objects, except a catalog and test objects."""
+    names = (
+        location[len(files.root) + 1 :]
+        for location, _, _ in files.walk(f"{files.root}/")
+        # Of a command that runs at the same time, or was killed less than an hour ago.
+        if not _is_test(files, location)
+    )
     # SQLite has files with longer names next to its own, such as catalog.db-wal.
     return list(islice((name for name in names if not name.startswith(_CATALOG_FILE)), _NAMED_MAX))
 
