@@ -47,8 +47,8 @@ def now(storage: str = OLD, name: str = "t", lsn: int = 30) -> RelationNow:
     return RelationNow("public", name, storage, lsn)
 
 
-def kinds(told: list[SchemaReport]) -> list[tuple[str, bool]]:
-    return [(str(one.changes[0]["change"]), one.resync) for one in told]
+def kinds(reports: list[SchemaReport]) -> list[tuple[str, bool]]:
+    return [(str(one.changes[0]["change"]), one.resync) for one in reports]
 
 
 def test_a_rewrite_is_believed_if_the_table_has_other_files() -> None:
@@ -58,22 +58,22 @@ def test_a_rewrite_is_believed_if_the_table_has_other_files() -> None:
 
 
 def test_a_rewrite_is_reported_once_by_the_trigger_and_the_catalog() -> None:
-    told = book()
-    (rewritten,) = heard(told, "table_rewrite", now(NEW, lsn=30))
+    schemas = book()
+    (rewritten,) = heard(schemas, "table_rewrite", now(NEW, lsn=30))
     assert (rewritten.version, rewritten.msg_id) == (2, "14-t-schema")
-    entry = told.entry("t")
+    entry = schemas.entry("t")
     assert entry is not None
     assert (entry.storage, entry.read_lsn, entry.since) == (NEW, 30, Position(20, 0))
-    assert told.compare(reading(40, storage=RETYPED.replace("others", "columns"))) == []
+    assert schemas.compare(reading(40, storage=RETYPED.replace("others", "columns"))) == []
 
 
 def test_a_drop_is_believed_if_the_table_is_gone() -> None:
-    told = book()
-    assert kinds(heard(told, "sql_drop", None)) == [("table_dropped", False)]
-    entry = told.entry("t")
+    schemas = book()
+    assert kinds(heard(schemas, "sql_drop", None)) == [("table_dropped", False)]
+    entry = schemas.entry("t")
     assert entry is not None
     assert entry.shape.columns == ()
-    assert heard(told, "sql_drop", None) == []
+    assert heard(schemas, "sql_drop", None) == []
     assert heard(book(), "sql_drop", now()) == []
     # Only a drop's own event tells of one.
     assert heard(book(), "ddl_command_end", None) == []
@@ -81,9 +81,9 @@ def test_a_drop_is_believed_if_the_table_is_gone() -> None:
 
 def test_a_rename_is_believed_if_the_catalog_has_the_name_that_is_claimed() -> None:
     other = DdlTable(1, "public", "u")
-    (told,) = heard(book(), "ddl_command_end", now(name="u"), other)
-    assert told.changes[0]["change"] == "table_renamed"
-    assert (told.changes[0]["to_schema"], told.changes[0]["to_table"]) == ("public", "u")
+    (report,) = heard(book(), "ddl_command_end", now(name="u"), other)
+    assert report.changes[0]["change"] == "table_renamed"
+    assert (report.changes[0]["to_schema"], report.changes[0]["to_table"]) == ("public", "u")
     assert heard(book(), "ddl_command_end", now(name="v"), other) == []
     assert heard(book(), "ddl_command_end", now()) == []
     assert heard(book(), "ddl_command_end", None, other) == []
@@ -96,11 +96,11 @@ def test_a_message_about_another_relation_or_from_before_the_place_reached_is_no
 ):
     assert heard(book(), "sql_drop", None, DdlTable(2, "public", "t")) == []
     entries = book().entries().values()
-    for reached, told in ((Position(19, 0), 1), (Position(20, 0), 0), (Position(21, 0), 0)):
+    for reached, reported in ((Position(19, 0), 1), (Position(20, 0), 0), (Position(21, 0), 0)):
         again = SchemaBook(entries, reached)
         ddl = Ddl("sql_drop", (DdlTable(1, "public", "t"),))
-        assert len(again.concerns(ddl, Position(20, 0))) == told
-        assert len(heard(again, "sql_drop", None)) == told
+        assert len(again.concerns(ddl, Position(20, 0))) == reported
+        assert len(heard(again, "sql_drop", None)) == reported
 
 
 def reading(
@@ -138,70 +138,70 @@ def test_a_name_that_is_seen_first_may_be_of_a_table_that_had_another(
     earlier: TableShape | None, at: int, change: str, *, resync: bool
 ) -> None:
     known = [] if earlier is None else [Entry(earlier, 4, Position(10, 0), True, "a-t-schema", OLD)]
-    told = SchemaBook(known)
-    report = told.check(shape(name="new"), Position(at, 0), 20, 7)
+    schemas = SchemaBook(known)
+    report = schemas.check(shape(name="new"), Position(at, 0), 20, 7)
     assert report is not None
     assert ([one["change"] for one in report.changes], report.resync) == ([change], resync)
-    entry = told.entry("new")
+    entry = schemas.entry("new")
     assert entry is not None
     assert entry.version == 1
-    assert told.check(shape(name="new"), Position(at, 1), 20, 7) is None
+    assert schemas.check(shape(name="new"), Position(at, 1), 20, 7) is None
 
 
 def test_facts_that_are_no_change_are_adopted_without_an_event() -> None:
-    told = book()
+    schemas = book()
     known = replace(shape(), last_number=5, publication="p")
-    assert told.compare(reading(30, tables=(known,))) == []
-    assert told.adopted == {"t"}
-    told.adopted.clear()
+    assert schemas.compare(reading(30, tables=(known,))) == []
+    assert schemas.adopted == {"t"}
+    schemas.adopted.clear()
     # A publication of some columns does not show the last number.
-    assert told.compare(reading(40, tables=(replace(known, last_number=0),))) == []
-    assert told.adopted == set()
-    entry = told.entry("t")
+    assert schemas.compare(reading(40, tables=(replace(known, last_number=0),))) == []
+    assert schemas.adopted == set()
+    entry = schemas.entry("t")
     assert entry is not None
     assert (entry.shape, entry.version) == (known, 1)
 
 
 def test_a_table_that_is_gone_is_reported_once() -> None:
-    told = book()
-    assert len(told.compare(reading(30, tables=()))) == 1
-    assert told.compare(reading(31, tables=())) == []
+    schemas = book()
+    assert len(schemas.compare(reading(30, tables=()))) == 1
+    assert schemas.compare(reading(31, tables=())) == []
 
 
 def test_the_old_name_of_a_renamed_table_says_the_new_one() -> None:
-    told = book().compare(reading(30, tables=(shape(name="u"),)))
-    assert [(one.token, one.changes[0]["change"]) for one in told] == [
+    reports = book().compare(reading(30, tables=(shape(name="u"),)))
+    assert [(one.token, one.changes[0]["change"]) for one in reports] == [
         ("u", "table_renamed"),
         ("t", "table_renamed"),
     ]
-    assert told[0].changes[0]["from_table"] == "t"
-    assert told[1].changes[0]["to_table"] == "u"
+    assert reports[0].changes[0]["from_table"] == "t"
+    assert reports[1].changes[0]["to_table"] == "u"
 
 
 @pytest.mark.parametrize(("storage", "reported"), [(OLD, False), (NEW, False), (RETYPED, True)])
 def test_the_catalog_shows_a_rewrite_by_files_and_definitions_of_columns(
     storage: str, reported: bool
 ) -> None:
-    told = book().compare(reading(30, storage))
-    assert kinds(told) == ([("table_rewritten", True)] if reported else [])
+    reports = book().compare(reading(30, storage))
+    assert kinds(reports) == ([("table_rewritten", True)] if reported else [])
 
 
 def test_new_files_that_the_catalog_showed_beside_a_change_are_not_reported_after_it() -> None:
-    told = book()
+    schemas = book()
     changed = replace(shape(), replica_identity="f")
-    (report,) = told.compare(reading(30, NEW, tables=(changed,)))
+    (report,) = schemas.compare(reading(30, NEW, tables=(changed,)))
     assert (report.version, report.resync) == (2, False)
-    assert heard(told, "table_rewrite", now(NEW, lsn=30)) == []
+    assert heard(schemas, "table_rewrite", now(NEW, lsn=30)) == []
 
 
 def test_new_files_that_a_row_came_with_are_still_reported_by_the_trigger() -> None:
-    told = book()
-    report = told.check(
+    schemas = book()
+    report = schemas.check(
         replace(shape(), replica_identity="f"), Position(11, 0), 11, 5, FilesReading(NEW, 12, 9)
     )
     assert report is not None
     assert not report.resync
-    assert kinds(heard(told, "table_rewrite", now(NEW))) == [("table_rewritten", True)]
+    assert kinds(heard(schemas, "table_rewrite", now(NEW))) == [("table_rewritten", True)]
 
 
 def test_a_reading_from_before_the_last_one_says_nothing() -> None:
@@ -218,37 +218,37 @@ def test_a_reading_that_misses_the_transaction_of_the_last_event_says_nothing() 
 
 
 def test_another_membership_of_the_publication_asks_for_a_copy() -> None:
-    told = book().compare(reading(30, tables=(shape(membership=2),)))
-    assert kinds(told) == [("publication_changed", True)]
+    reports = book().compare(reading(30, tables=(shape(membership=2),)))
+    assert kinds(reports) == [("publication_changed", True)]
 
 
-def test_a_relation_has_the_key_that_was_told_last_while_the_stream_has_rows_of_it() -> None:
+def test_a_relation_has_the_key_that_was_reported_last_while_the_stream_has_rows_of_it() -> None:
     keyed = replace(shape(), primary_key=("a",))
-    told = SchemaBook([Entry(keyed, 1, Position(10, 0))])
-    assert (told.key_of(1), told.key_of(2)) == (("a",), None)
-    told.compare(reading(30, tables=()))
-    assert told.key_of(1) is None
+    schemas = SchemaBook([Entry(keyed, 1, Position(10, 0))])
+    assert (schemas.key_of(1), schemas.key_of(2)) == (("a",), None)
+    schemas.compare(reading(30, tables=()))
+    assert schemas.key_of(1) is None
 
 
 def test_a_row_is_a_replay_up_to_the_place_that_the_stream_has() -> None:
     entries = book().entries().values()
-    told = SchemaBook(entries, Position(15, 3))
-    assert told.replays(shape(), Position(15, 3))
-    assert not told.replays(shape(), Position(15, 4))
-    assert not told.replays(shape(name="u"), Position(15, 3))
+    schemas = SchemaBook(entries, Position(15, 3))
+    assert schemas.replays(shape(), Position(15, 3))
+    assert not schemas.replays(shape(), Position(15, 4))
+    assert not schemas.replays(shape(name="u"), Position(15, 3))
 
 
 def test_a_row_before_an_entry_changes_nothing() -> None:
-    told = book()
+    schemas = book()
     other = replace(shape(), replica_identity="f")
-    assert told.check(other, Position(9, 9), 9, 5) is None
-    assert told.check(other, Position(10, 0), 10, 5) is not None
+    assert schemas.check(other, Position(9, 9), 9, 5) is None
+    assert schemas.check(other, Position(10, 0), 10, 5) is not None
 
 
-def test_a_shape_whose_event_the_stream_may_lack_is_told_again_under_its_version() -> None:
+def test_a_shape_whose_event_the_stream_may_lack_is_reported_again_under_its_version() -> None:
     entry = replace(next(iter(book().entries().values())), told=False)
-    (told,) = SchemaBook([entry]).compare(reading(30))
-    assert (told.version, told.resync, told.changes) == (1, True, [])
+    (report,) = SchemaBook([entry]).compare(reading(30))
+    assert (report.version, report.resync, report.changes) == (1, True, [])
     again = SchemaBook([entry]).check(shape(), Position(11, 0), 11, 5)
     assert again is not None
     assert (again.version, again.resync) == (1, True)
@@ -262,5 +262,5 @@ def test_a_reading_that_missed_the_last_row_of_a_table_says_nothing_of_it(
     old = Entry(shape(), 1, Position(10, 0), True, "a-t-schema", OLD, old_xid)
     new = Entry(shape(name="n"), 1, Position(11, 0), True, "b-n-schema", OLD, new_xid)
     behind = CatalogSnapshot(50, 50, frozenset())
-    told = SchemaBook([old, new]).compare(replace(reading(40, storage=NEW), snapshot=behind))
-    assert [one for one in told if one.token == "t"] == []
+    reports = SchemaBook([old, new]).compare(replace(reading(40, storage=NEW), snapshot=behind))
+    assert [one for one in reports if one.token == "t"] == []
