@@ -133,8 +133,7 @@ class Analyzer:
         if plan is None or isinstance(plan, ShowLsnPlan) or not self._is_old(statement):
             return statement
         if isinstance(plan, QueryPlan):
-            await self._look_up(statement, plan)
-            return statement
+            return await self._looked_up(statement, plan)
         # COPY, DECLARE and EXPLAIN contain their query; PostgreSQL analyzes it when they run.
         assert statement.parse is not None, "PREPARE takes none of these commands"
         _check_reading(statement, statement.parse.text, self._state.look_up())
@@ -150,7 +149,8 @@ class Analyzer:
             if isinstance(found.plan, RunPlan) and self._is_old(found.plan.prepared):
                 prepared = found.plan.prepared
                 assert isinstance(prepared.plan, QueryPlan), "RunPlan is for these only"
-                await self._look_up(prepared, prepared.plan)
+                looked_up = await self._looked_up(prepared, prepared.plan)
+                self._state.statements[utility.name] = looked_up
                 # It may be a refusal now.
                 self._plan_run(found, utility)
         elif isinstance(utility, Fetch) and utility.name in self._state.portals:
@@ -175,8 +175,8 @@ class Analyzer:
         # the statement's locks keep them as they are.
         return not only_tables and then.transactions != now.transactions
 
-    async def _look_up(self, statement: Statement, plan: QueryPlan) -> None:
-        """Analyze a query again, and continue with its new tree if that differs."""
+    async def _looked_up(self, statement: Statement, plan: QueryPlan) -> Statement:
+        """A query that is analyzed again. Portals that are open keep the statement as it was."""
         _check_reading(statement, plan.query.text, self._state.look_up())
         again = Statement(None)
         parse = Parse(_INNER, plan.query.text, statement.parameters)
@@ -190,9 +190,9 @@ class Analyzer:
                 raise unsupported(
                     "a prepared statement whose names lead to other tables now", "Prepare it again."
                 )
+            statement = replace(statement, columns=again.columns)
             self._plan_query(statement, trees, plan.query.text)
-            statement.columns = again.columns
-        statement.looked_up = again.looked_up
+        return replace(statement, looked_up=again.looked_up)
 
     async def _parse(
         self, parse: Parse, statement: Statement, *, needs_tree: bool, replaces: bool = False

@@ -34,6 +34,9 @@ from headrace.sql_server.state import SessionState
 
 _EMPTY: Final = wire.frame(b"I")
 _SOON_S: Final = 0.02
+# Commands after which each name means the same. The end of a transaction takes settings back only
+# if it changed any, and ROLLBACK TO may.
+_SAME_NAMES: Final = frozenset({"BEGIN", "COMMIT", "END", "RELEASE", "SAVEPOINT", "SHOW", "START"})
 
 
 class SqlSession:
@@ -287,7 +290,8 @@ class SqlSession:
         """Let the private PostgreSQL run a statement, and pass what it sends."""
         backend = self._state.backend
         backend.forget_trees()
-        self._state.command_ran()
+        if statement.piece is None or statement.piece.keyword not in _SAME_NAMES:
+            self._state.command_ran()
         # PREPARE analyzes the statement that it prepares, and does not run it.
         prepares = statement.piece is not None and statement.piece.keyword == "PREPARE"
         with backend.analysis() if prepares else contextlib.nullcontext():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +52,39 @@ def run(connection: psycopg.Connection[Any], name: bytes) -> bytes:
     return b"".join(found)
 
 
+def parse_message(name: str, text: str) -> bytes:
+    return _framed(b"P", name.encode() + b"\0" + text.encode() + b"\0\0\0")
+
+
+def bind_message(portal: str, name: str) -> bytes:
+    return _framed(b"B", portal.encode() + b"\0" + name.encode() + b"\0" + b"\0" * 6)
+
+
+def execute_message(portal: str) -> bytes:
+    return _framed(b"E", portal.encode() + b"\0" + struct.pack("!i", 0))
+
+
+def _framed(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
+def values_of(connection: psycopg.Connection[Any], messages: bytes) -> list[str]:
+    """The first columns of the rows that come for these messages, up to ReadyForQuery."""
+    found = []
+    with socket.socket(fileno=os.dup(connection.fileno())) as peer:
+        peer.settimeout(60)
+        peer.sendall(messages)
+        with peer.makefile("rb") as stream:
+            kind = b""
+            while kind != b"Z":
+                kind, length = stream.read(1), struct.unpack("!i", stream.read(4))[0]
+                body = stream.read(length - 4)
+                assert kind != b"E", body
+                if kind == b"D":
+                    found.append(body[6 : 6 + struct.unpack("!i", body[2:6])[0]].decode())
+    return found
+
+
 @pytest.mark.parametrize(
     ("text", "public", "shop"),
     [
@@ -88,6 +124,24 @@ def test_a_prepared_statement_follows_a_path_that_ends_with_its_transaction(
             assert value(connection, COUNT) == 10
             connection.execute("ROLLBACK TO before")
             assert value(connection, COUNT) == 100
+
+
+def test_a_portal_that_is_open_keeps_its_tables(server: SqlServer) -> None:
+    """As in PostgreSQL, which plans it when it is bound."""
+    # Parse, Bind A, SET, Bind B, Execute A, Execute B, Sync.
+    sent = [
+        parse_message("s", COUNT),
+        bind_message("a", "s"),
+        parse_message("set", "SET search_path = shop"),
+        bind_message("set", "set"),
+        execute_message("set"),
+        bind_message("b", "s"),
+        execute_message("a"),
+        execute_message("b"),
+        b"S\0\0\0\4",
+    ]
+    with server.connect() as connection:
+        assert values_of(connection, b"".join(sent)) == ["100", "10"]
 
 
 def test_a_path_set_by_a_function_over_the_lake_counts(server: SqlServer) -> None:
