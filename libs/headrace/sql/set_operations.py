@@ -24,12 +24,14 @@ from headrace.sql.forms import (
 from headrace.sql.query_tree import Node, QueryTreeError
 from headrace.sql.scope import DerivedEntry, Select, StatementScope
 from headrace.sql.sources import output
-from headrace.sql.storage_types import Meaning
+from headrace.sql.storage_types import BPCHAR_OID, NAME_OID, TEXT_OID, VARCHAR_OID, Meaning
 
 _UNION: Final = 1
 _OPERATIONS: Final = {1: "UNION", 2: "INTERSECT", 3: "EXCEPT"}
 _INTEGERS: Final = (type_oids.INT2, type_oids.INT4, type_oids.INT8)
 _DIGITS: Final = {type_oids.INT2: 5, type_oids.INT4: 10, type_oids.INT8: 19}
+_CHARACTERS: Final = (TEXT_OID, VARCHAR_OID, BPCHAR_OID)
+_READ_AS_CHARACTERS: Final = (*_CHARACTERS, NAME_OID)
 _FLOATS: Final = (type_oids.FLOAT4, type_oids.FLOAT8)
 
 
@@ -90,6 +92,17 @@ def _numeric(form: Form) -> Form:
     return form
 
 
+def _as_characters(column: Expression, form: Form) -> Expression:
+    """An implicit cast between types of characters."""
+    if form.type_oid not in _CHARACTERS or column.form.type_oid not in _READ_AS_CHARACTERS:
+        # A name has 63 bytes at most, for example.
+        raise NotProvenEqualError("a set operation of these types")
+    if column.form.type_oid == BPCHAR_OID != form.type_oid:
+        # The padding is no part of the text.
+        return Expression(f"rtrim({column.sql}, ' ')", form)
+    return replace(column, form=form)
+
+
 def _converted(column: Expression, form: Form) -> Expression:
     """An implicit cast to the type of the result."""
     source = column.form
@@ -105,7 +118,7 @@ def _converted(column: Expression, form: Form) -> Expression:
     if source.type_oid == form.type_oid:
         return column
     if source.meaning is form.meaning is Meaning.CHARACTERS:
-        return replace(column, form=form)
+        return _as_characters(column, form)
     widened = source.type_oid in _INTEGERS and form.type_oid in (*_INTEGERS, *_FLOATS)
     if widened or source.type_oid in _FLOATS:
         return Expression(f"CAST({column.sql} AS {form.duckdb})", form)

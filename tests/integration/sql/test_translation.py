@@ -57,6 +57,14 @@ DIGITS = [
     f"SELECT id FROM calm WHERE n NOT IN ({_WHOLE} WHERE c.n IS NOT NULL) ORDER BY id",
     "SELECT id, n::numeric(38,0) = ANY (SELECT m FROM other) FROM calm ORDER BY id",
 ]
+SETS_OF_TEXTS = [
+    "SELECT vc FROM calm INTERSECT SELECT ch FROM other ORDER BY 1",
+    "SELECT vc FROM calm EXCEPT SELECT ch FROM other ORDER BY 1",
+    "SELECT ch::text FROM calm INTERSECT SELECT ch FROM other ORDER BY 1",
+    "SELECT x || '|', length(x), x = 'ab' FROM (SELECT vc AS x FROM calm UNION ALL SELECT ch FROM calm) q ORDER BY 1",
+    "SELECT x || '|' FROM (SELECT tx AS x FROM wild UNION SELECT ch FROM wild) q WHERE x IS NOT NULL ORDER BY 1",
+    "SELECT ch FROM calm UNION ALL SELECT 'zz '::varchar ORDER BY 1",
+]
 SUBSTRINGS = [(1, 2), (0, 2), (-3, 4), (-3, 5), (2, 0), (5, 99), (2147483647, 2147483647), (-2147483647, 2147483647), (2, -1)]  # fmt: skip
 LEAST_INTEGERS = "SELECT right(tx, -2147483648), left(tx, -2147483648) FROM calm ORDER BY id"
 _ZEROS = "(SELECT -f * 0 AS x, id FROM calm WHERE id < 4) s"
@@ -145,6 +153,25 @@ def test_a_part_of_a_text_by_constants_is_postgresqls(
     expected, found = pair.expected(sql), pair.answered(sql)
     assert not found.refused, found.refused
     assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+@pytest.mark.parametrize("sql", SETS_OF_TEXTS)
+def test_a_set_operation_leaves_the_padding_out_where_the_text_has_none(
+    pair: SqlPair, sql: str
+) -> None:
+    expected, found = pair.expected(sql), pair.answered(sql)
+    assert expected.rows
+    assert not found.refused, found.refused
+    assert same(expected, found, ordered=True), difference(sql, expected, found)
+
+
+def test_a_set_operation_with_a_name_is_left_to_postgresql(pair: SqlPair) -> None:
+    """A name has 63 bytes at most."""
+    for sql in (
+        "SELECT tx::name FROM calm UNION SELECT repeat(tx, 99) FROM calm",
+        "SELECT ch FROM calm UNION SELECT tx::name FROM calm",
+    ):
+        assert pair.answered(sql).refused, sql
 
 
 def test_a_part_of_a_text_from_a_null_place_is_null(pair: SqlPair) -> None:
