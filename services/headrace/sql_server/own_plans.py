@@ -283,8 +283,9 @@ class RunPlan:
             return ()
         # Of a statement of the same types, PostgreSQL computes them as for EXECUTE.
         backend = self.state.backend
-        # An argument may call set_config.
-        self.state.command_ran()
+        # An argument may call set_config; without a call, all names mean the same afterwards.
+        if any(b"(" in each for each in given):
+            self.state.command_ran()
         numbered = ", ".join(f"${number}" for number in range(1, len(types) + 1))
         text = f"SELECT {numbered}".encode()
         await backend.send(

@@ -126,6 +126,14 @@ def test_a_prepared_statement_follows_a_path_that_ends_with_its_transaction(
             assert value(connection, COUNT) == 100
 
 
+def test_a_path_set_by_an_argument_counts(server: SqlServer) -> None:
+    with server.connect() as connection:
+        connection.execute("PREPARE named (text) AS SELECT count(*), $1 FROM numbers")
+        assert connection.execute("EXECUTE named ('public')").fetchone() == (100, "public")
+        connection.execute("EXECUTE named (set_config('search_path', 'shop', false))")
+        assert connection.execute("EXECUTE named ('shop')").fetchone() == (10, "shop")
+
+
 def test_a_portal_that_is_open_keeps_its_tables(server: SqlServer) -> None:
     """As in PostgreSQL, which plans it when it is bound."""
     # Parse, Bind A, SET, Bind B, Execute A, Execute B, Sync.
