@@ -152,20 +152,20 @@ class ExactTables:
             if planned:
                 use = Use(dict.fromkeys(tables, frozenset()), use.needs, use.role)
             schema = next((each for each in self._schemas if each.fits(cut, use, tables)), None)
-            new = schema
-            if new is None:
-                new = ExactSchema(f"{PREFIX}{next(self._numbers)}", cut)
-            # Rights are granted for each role and need; one that is known needs no transaction.
-            key = (use.role, tuple(use.needs))
-            if key not in new.complete:
-                self._complete(new, pinned, tables, use)
-                new.complete.add(key)
-            # The transaction has committed: other statements may find it now.
+            if schema is not None:
+                try:
+                    self._complete(schema, pinned, tables, use)
+                except NotExactError:
+                    # A view that was dropped and created again still has its name there.
+                    schema = None
             if schema is None:
-                self._schemas.append(new)
+                schema = ExactSchema(f"{PREFIX}{next(self._numbers)}", cut)
+                self._complete(schema, pinned, tables, use)
+                # The transaction has committed: other statements may find it now.
+                self._schemas.append(schema)
             with self._counting:
-                new.users += 1
-            return new
+                schema.users += 1
+            return schema
 
     def _complete(
         self,
@@ -174,6 +174,10 @@ class ExactTables:
         tables: Mapping[int, LakeRelation],
         use: Use,
     ) -> None:
+        # Rights are granted for each role and need; one that is known needs no transaction.
+        key = (use.role, tuple(use.needs))
+        if key in schema.complete:
+            return
         left = self._left(schema, tables.keys())
         try:
             with self._server.connect() as connection, connection.transaction():
@@ -183,6 +187,7 @@ class ExactTables:
         except BaseException:
             schema.stale = True
             raise
+        schema.complete.add(key)
 
     def _left(self, schema: ExactSchema, relids: Collection[int]) -> int:
         """How many rows more may be held for a statement on these tables."""

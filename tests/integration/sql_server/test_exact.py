@@ -353,3 +353,13 @@ def test_larger_tables_are_refused_by_name_with_the_setting(tmp_path: Path) -> N
         small.lake.delete([5])
         small.cut()
         assert connection.execute(query).fetchone() == (4945.0,)
+
+
+def test_a_view_that_was_created_again_is_read_by_the_first_statement(server: SqlServer) -> None:
+    with server.admin() as admin, server.connect() as connection:
+        for rows in (3, 5):
+            admin.execute("DROP VIEW IF EXISTS again")
+            admin.execute(f"CREATE VIEW again AS SELECT id FROM numbers WHERE id < {rows}")
+            admin.execute("GRANT SELECT ON again TO PUBLIC")
+            found = connection.execute("SELECT count(id::float8), sum(id::float8) FROM again")
+            assert found.fetchone() == (rows, rows * (rows - 1) / 2)
