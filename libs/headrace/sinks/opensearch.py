@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from headrace.consumer.watermark import Watermark
@@ -48,16 +48,9 @@ REPLAYED = "replayed/"
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSearchOptions:
+class OpenSearchOptions(Login):
     """The options of a sink in OpenSearch, `[sink.options]` in headrace.toml."""
 
-    username: str = ""
-    password: str = field(default="", repr=False)
-    # TLS; implied by any of the files.
-    tls: bool = False
-    ca_file: str = ""
-    certificate_file: str = ""
-    key_file: str = ""
     shards: int = 1
     replicas: int = 1
     refresh_interval: str = "1s"
@@ -88,8 +81,7 @@ class OpenSearchSink:
             "It is a duration such as 1h or 30m.",
         )
         self._describe = options.describe
-        login = Login(**{one.name: getattr(chosen, one.name) for one in fields(Login)})
-        self._client = Client(options, login)
+        self._client = Client(options, chosen)
         self._marks = StoredMarks(self._client, options.name, options.stream)
         self._indices = Indices(
             self._client,

@@ -42,6 +42,7 @@ class Login:
 
     username: str = ""
     password: str = field(default="", repr=False)
+    # Implied by any of the files.
     tls: bool = False
     ca_file: str = ""
     certificate_file: str = ""

@@ -9,7 +9,7 @@ import base64
 import json
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headrace.consumer.watermark import Watermark
@@ -17,7 +17,7 @@ from headrace.errors import HeadraceError
 from headrace.sinks.configuration import SinkConfiguration
 from headrace.sinks.marks import marks_from_json
 from headrace.sinks.opensearch import OpenSearchOptions
-from headrace.sinks.opensearch_client import Client, Login, part
+from headrace.sinks.opensearch_client import Client, part
 from headrace.sinks.opensearch_indices import writer_of
 from headrace.sinks.opensearch_marks import INDEX
 from headrace.sinks.opensearch_names import EXACT, UNKNOWN, field_name
@@ -62,8 +62,7 @@ class Documents:
         """A client with the sink's own login."""
         given = SinkOptions(sink.name, sink.address(environ), options=sink.secrets(environ))
         chosen = read_options(OpenSearchOptions, given)
-        login = Login(**{one.name: getattr(chosen, one.name) for one in fields(Login)})
-        return cls(Client(given, login), sink, stream, chosen)
+        return cls(Client(given, chosen), sink, stream, chosen)
 
     async def marks(self) -> Mapping[str, Watermark]:
         """How far the sink has written."""
