@@ -319,13 +319,14 @@ static int put_converted(Buffer *b, Rows *rows, Py_ssize_t column, const uint8_t
 static int put_number(Buffer *b, Rows *rows, const uint8_t *text, size_t count) {
     int negative = count > 0 && text[0] == '-';
     size_t i = (size_t)negative;
-    /* Eighteen digits fit whatever they are; the few longer ones are Python's. */
-    if (count == i || count - i > 18) return 0;
+    /* Nineteen digits fit 64 bits without a sign, whatever they are; more are no bigint. */
+    if (count == i || count - i > 19) return 0;
     uint64_t size = 0;
     for (; i < count; i++) {
         if (text[i] < '0' || text[i] > '9') return 0;
         size = size * 10 + (uint64_t)(text[i] - '0');
     }
+    if (negative && size > (uint64_t)1 << 63) return 0;
     put_integer(b, rows->json, negative && size != 0, size);
     return 1;
 }
