@@ -247,7 +247,7 @@ async def test_the_archiver_archives_with_its_own_rights(suite: Deployment) -> N
 
 
 async def test_base_snapshots_are_taken_with_the_rights_of_a_snapshot(suite: Deployment) -> None:
-    await execute(suite, "INSERT INTO orders VALUES (33, 'in the base')")
+    await execute(suite, "INSERT INTO orders VALUES (35, 'in the base')")
     assert "public.orders at" in await suite.run("archive-base")
 
 
