@@ -36,6 +36,7 @@ LARGE_MARGIN_S = 86_400
 _GIB = 1024 * MIB
 # The account's limit is reached, no peer has room, or the server does not.
 _NO_ROOM = frozenset({10002, 10005, 10023, 10047})
+_TOO_MANY_STREAMS = 10027
 _REFUSED = "permissions violation"
 _PAUSE_S = 0.1
 _PAUSE_S_MAX = 5.0
@@ -238,6 +239,12 @@ def _explained(error: Exception, config: StreamConfig, js: JetStreamContext) -> 
                 "three quarters of the disk that is free when it starts), or set "
                 "HEADRACE_CDC_BYTES_MAX (bytes) lower."
             ),
+        )
+    if error.err_code == _TOO_MANY_STREAMS:
+        # Creating it by hand would be refused, too.
+        return MissingObjectError(
+            f"stream {name} can't be created: {error.description}",
+            remedy="Raise max_streams of the NATS account: each bucket is a stream, too.",
         )
     return MissingObjectError(
         f"stream {name} can't be used: {error.description}",

@@ -65,6 +65,19 @@ async def test_rights_that_are_missing_are_still_named(own_nats: OwnNats) -> Non
     await client.close()
 
 
+async def test_an_account_with_too_few_streams_is_named_as_the_cause(own_nats: OwnNats) -> None:
+    account = {
+        "users": [{"user": "u", "password": "p"}],
+        "jetstream": {"max_file": 100 * _GIB, "max_mem": _GIB, "max_streams": 2},
+    }
+    server = await own_nats(config={"accounts": {"few": account}})
+    client = await nats.connect(server.url, user="u", password="p")
+    with pytest.raises(MissingObjectError, match="maximum number of streams") as refused:
+        await ensure(client.jetstream(), StreamSettings())
+    assert "max_streams" in refused.value.remedy
+    await client.close()
+
+
 async def test_a_server_that_is_slow_is_not_taken_for_missing_rights(own_nats: OwnNats) -> None:
     server = await own_nats()
     client = await nats.connect(server.url)
