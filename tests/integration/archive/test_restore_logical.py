@@ -134,6 +134,8 @@ async def test_a_table_comes_back_next_to_the_live_one_or_into_another_database(
     again = await shop.restore("--table", ODD, "--at", then, code=1)
     assert "exists already" in again.err
     assert "--as" in again.err
+    long = await shop.restore("--table", "keyless", "--as", "é" * 32, code=1)
+    assert "too long for PostgreSQL" in long.err
     await shop.restore("--table", "keyless", "--at", then, "--as", 'other "name"')
     other = 'public."other ""name"""'
     assert (await texts(live, (other,)))[other] == before["keyless"]

@@ -11,6 +11,7 @@ from psycopg import sql
 
 from headrace.backup.errors import RestoreError
 from headrace.mirror import Table
+from headrace.mirror.postgres_statements import NAME_BYTES
 from headrace.process.failpoint import failpoint
 
 _DOMAINS = """
@@ -35,7 +36,12 @@ def domains(session: psycopg.Connection[Any]) -> Mapping[str, str]:
 
 
 def require_free(session: psycopg.Connection[Any], schema: str, name: str) -> None:
-    """Raise if there is something of this name."""
+    """Raise if the database can't have a new table of this name."""
+    # PostgreSQL cuts a longer name without an error.
+    if len(name.encode()) > NAME_BYTES:
+        raise RestoreError(
+            f"the name {name} is too long for PostgreSQL", remedy="Name a shorter one with --as."
+        )
     quoted = sql.Identifier(schema, name).as_string(session)
     row = session.execute("SELECT to_regclass(%s) IS NULL", (quoted,)).fetchone()
     if row is None or not row[0]:
