@@ -26,11 +26,10 @@ import pytest
 import pytest_asyncio
 import zstandard
 
-from headrace.testing.database import fresh_database
-from headrace.testing.line import Line, running_line
-from headrace.testing.names import Names
+from headrace.testing.line import Line
 from headrace.testing.servers import SessionServers
 from tests.support.console_api import Console, running_console
+from tests.support.console_line import described_line
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -108,8 +107,6 @@ class World:
 async def world(
     session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
-    server = session_servers.new_nats()
-    await server.start()
     folder = tmp_path_factory.mktemp("line")
     files, archive, config = (folder / name for name in ("files", "archive", "headrace.toml"))
     files.mkdir()
@@ -119,22 +116,13 @@ async def world(
         "HEADRACE_ARCHIVE_URL": archive.as_uri(),
         "HEADRACE_ARCHIVE_FILE_AGE_MAX_S": "1",
     }
-    try:
-        async with (
-            fresh_database(
-                session_servers.shared_postgres(18), Names.new().other("db")
-            ) as database,
-            running_line(database, server, folder, settings) as line,
-        ):
-            await line.suite.start("schema-publisher")
-            await line.suite.start("archiver")
-            # The archive begins with what is confirmed then.
-            await line.suite.logged("archiver", "epoch_joined")
-            await line.suite.start("sink", "files")
-            async with running_console(line.suite) as console:
-                yield World(line, console, files, archive)
-    finally:
-        session_servers.discard(server)
+    async with described_line(session_servers, folder, settings) as line:
+        await line.suite.start("archiver")
+        # The archive begins with what is confirmed then.
+        await line.suite.logged("archiver", "epoch_joined")
+        await line.suite.start("sink", "files")
+        async with running_console(line.suite) as console:
+            yield World(line, console, files, archive)
 
 
 async def in_time(holds: Callable[[], Awaitable[bool]], what: str) -> None:

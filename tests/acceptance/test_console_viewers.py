@@ -17,11 +17,10 @@ import nats
 import pytest
 import pytest_asyncio
 
-from headrace.testing.database import fresh_database
-from headrace.testing.line import Line, running_line
-from headrace.testing.names import Names
+from headrace.testing.line import Line
 from headrace.testing.servers import SessionServers
 from tests.support.console_api import Console, frames_of, running_console
+from tests.support.console_line import described_line
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -70,22 +69,10 @@ class Viewer:
 async def world(
     session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[World]:
-    server = session_servers.new_nats()
-    await server.start()
-    folder = tmp_path_factory.mktemp("line")
-    try:
-        async with (
-            fresh_database(
-                session_servers.shared_postgres(18), Names.new().other("db")
-            ) as database,
-            running_line(database, server, folder, {}) as line,
-        ):
-            await line.suite.start("schema-publisher")
-            await line.execute("CREATE TABLE watched (id bigserial PRIMARY KEY, body text)")
-            async with running_console(line.suite) as console:
-                yield World(line, console)
-    finally:
-        session_servers.discard(server)
+    async with described_line(session_servers, tmp_path_factory.mktemp("line")) as line:
+        await line.execute("CREATE TABLE watched (id bigserial PRIMARY KEY, body text)")
+        async with running_console(line.suite) as console:
+            yield World(line, console)
 
 
 @contextlib.asynccontextmanager
