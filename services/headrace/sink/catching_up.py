@@ -137,16 +137,15 @@ class CatchingUp:
     async def _replay(self, chosen: ArchiveRange, marks: Watermarks) -> None:
         transactions = chosen.transactions()
         while found := await asyncio.to_thread(_some, transactions):
-            for transaction in found:
+            for transaction, following in zip(found, [*found[1:], None], strict=True):
                 routed = self.router.route(transaction)
                 if routed is not None:
                     await self.sink.write([routed])
-            # A part of a transaction is committed with the rest of it.
-            if not found[-1].ends:
-                continue
-            # In between the stream is not read, so its mark stays.
-            marks[self._source] = Watermark(found[-1].events[-1].position, 0)
-            await self.sink.commit(dict(marks))
+                # A part of a transaction is committed with the rest of it, and not with others.
+                if transaction.ends and (following is None or not following.ends):
+                    # In between the stream is not read, so its mark stays.
+                    marks[self._source] = Watermark(transaction.events[-1].position, 0)
+                    await self.sink.commit(dict(marks))
 
     async def _first_event(self) -> Event:
         """The source's first event that the stream still has."""

@@ -5,13 +5,19 @@ if they are large, and nothing if the archive ends before the stream begins.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.consumer import Transaction
+from headrace.consumer import Transaction, Watermark
 from headrace.lsn import Position
+from headrace.settings import load
+from headrace.sink import catching_up
+from headrace.sink.catching_up import CatchingUp
 from headrace.sinks.from_archive import ArchiveBehindError, ArchiveRange, ForeignArchiveError
+from headrace.sinks.routing import Router
 from tests.support.archive_maker import Maker
+from tests.support.memory_sink import MemorySink, Target
 
 # Each of the archive's transactions has ten rows; the second file ends inside the third one.
 FILES = (20, 4, 16, 20)
@@ -72,3 +78,22 @@ def test_the_archive_of_another_source_is_refused(tmp_path: Path) -> None:
     chosen = ArchiveRange(archive(tmp_path), "other", Position(100, 4), THIRD)
     with pytest.raises(ForeignArchiveError):
         next(chosen.transactions())
+
+
+async def test_parts_are_committed_with_the_end_of_their_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catching_up, "EVENTS_MAX", 5)
+    target = Target()
+    sink = MemorySink(target)
+    await sink.open()
+    # Neither is needed for what comes from files.
+    unused: Any = None
+    settings = load({"HEADRACE_SLOT": "headrace"})
+    catching = CatchingUp(unused, settings, unused, Router(), sink)
+    marks = {"headrace": Watermark(Position(100, 4), 0)}
+    chosen = ArchiveRange(archive(tmp_path), "headrace", Position(100, 4), THIRD, events_max=4)
+    await catching._replay(chosen, marks)
+    # Five rows are left of the first transaction.
+    assert target.commits == [5, 15, 25]
+    assert target.marks == {"headrace": Watermark(Position(300, 9), 0)}
