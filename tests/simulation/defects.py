@@ -22,7 +22,7 @@ from headrace.archiver.change_store import ArchiveChangeStore
 from headrace.archiver.file_writer import FileWriter
 from headrace.jetstream.state import Lease
 from headrace.postgres.relation_facts import ReadingAbandonedError
-from headrace.publisher import assembler
+from headrace.publisher import emitted_messages
 from headrace.publisher.chain_pipe import ChainPipe
 from headrace.publisher.change_store import StreamChangeStore
 from headrace.publisher.progress_writer import ProgressWriter
@@ -55,7 +55,7 @@ def without(patch: pytest.MonkeyPatch, owner: Any, method: str, mend: str, inste
 def _message_ids_of_all_sources_alike(patch: pytest.MonkeyPatch) -> None:
     """Two sources give an emitted message one id, and a refused duplicate counts as stored."""
     patch.setattr(
-        assembler, "emitted_message_id", lambda lsn, prefix, _: f"{lsn:x}-_message.{prefix}"
+        emitted_messages, "emitted_message_id", lambda lsn, prefix, _: f"{lsn:x}-_message.{prefix}"
     )
     without(patch, ChainPipe, "_stored", 'if answer.get("duplicate"):', "if False:")
 

@@ -95,7 +95,9 @@ def agree(shape: RelationShape, data: bytes) -> None:
         compiled(shape.columns, WRITE, end=b"end"),
         native_rows(shape.columns, Encoding.MSGPACK, end=b"end"),
     ):
-        assert read is not None
+        # There is no accelerator, or it is off.
+        if read is None:
+            continue
         quick = read(data)
         assert quick is None or quick == plain(shape, data)
 
