@@ -21,8 +21,8 @@ from tests.property.accelerator import sanitized
 from tests.property.accelerator.fuzzing import round_of
 
 ROOT = Path(__file__).parents[3]
-SECONDS = os.environ.get("HEADRACE_SANITIZED_SECONDS", "10")
-SEED = os.environ.get("HEADRACE_SANITIZED_SEED", "1")
+SECONDS = os.environ.get("FUZZ_SECONDS", "10")
+SEED = os.environ.get("FUZZ_SEED", "1")
 GROWTH_KIB_MAX = 4096
 
 
