@@ -51,6 +51,18 @@ class SinkFile:
     sinks: Mapping[str, SinkConfiguration]
     problem: str | None = None
 
+    def declared(self, name: str, instead: str) -> SinkConfiguration:
+        """The sink's configuration; without it, the remedy names a command to use instead."""
+        sink = self.sinks.get(name)
+        if sink is None:
+            raise ProblemError(
+                409,
+                "invalid",
+                f"The console does not know the target of {name}: {self.problem}",
+                f"Set HEADRACE_CONFIG for the console, too, or use {instead}.",
+            )
+        return sink
+
 
 class Sinks:
     def __init__(
@@ -150,14 +162,7 @@ class Sinks:
         if body.get("to") not in set(ResetTo):
             raise invalid("to is start, now or snapshot")
         to = ResetTo(body["to"])
-        sink = file.sinks.get(name)
-        if sink is None:
-            raise ProblemError(
-                409,
-                "invalid",
-                f"The console does not know the target of {name}: {file.problem}",
-                "Set HEADRACE_CONFIG for the console, too, or use headrace sinks reset.",
-            )
+        sink = file.declared(name, "headrace sinks reset")
         try:
             check_reset(sink, to)
         except HeadraceError as error:
