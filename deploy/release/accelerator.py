@@ -35,7 +35,14 @@ def command(source: str, built: str, *more: str) -> list[str]:
 
 
 def compiled(root: Path) -> str:
-    """Build the extension; the reason if that is impossible."""
+    """Build the extension; the reason if that is impossible, and then an older one is gone, too."""
+    problem = _compiled(root)
+    if problem:
+        (root / BUILT).unlink(missing_ok=True)
+    return problem
+
+
+def _compiled(root: Path) -> str:
     if os.name != "posix" or sys.implementation.name != "cpython":
         return "it is for CPython on Linux and macOS"
     # Replaced in one step: a process may be starting.
@@ -48,7 +55,8 @@ def compiled(root: Path) -> str:
     except OSError as error:
         return f"the C compiler can't be run: {error}"
     if made.returncode:
-        return f"the C compiler says: {made.stderr.strip().splitlines()[0]}"
+        said = made.stderr.strip().splitlines()
+        return f"the C compiler says: {said[0] if said else f'status {made.returncode}'}"
     (root / fresh).replace(root / BUILT)
     return ""
 

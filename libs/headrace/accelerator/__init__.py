@@ -17,6 +17,12 @@ from types import ModuleType
 native: ModuleType | None = None
 """The functions in C; None where they are not built, or if HEADRACE_ACCELERATOR is `off`."""
 
+# Increased with each change of the functions' arguments or answers: a checkout may contain an
+# extension that was built for another version.
+INTERFACE = 1
+
 # Its import fails also if the setting is `off`: no settings are loaded yet.
 with contextlib.suppress(ImportError):
-    native = import_module("headrace.accelerator._native")
+    _found = import_module("headrace.accelerator._native")
+    if _found.INTERFACE == INTERFACE:
+        native = _found

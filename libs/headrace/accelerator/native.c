@@ -13,6 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The one that headrace/accelerator/__init__.py expects. */
+#define INTERFACE 1
+
 /* Bytes that grow. After a failure `failed` stays set, and later writes do nothing. */
 typedef struct {
     uint8_t *at;
@@ -973,7 +976,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     rows_type = (PyTypeObject *)PyType_FromSpec(&rows_spec);
-    if (rows_type == NULL || PyModule_AddObjectRef(module, "Rows", (PyObject *)rows_type) < 0) {
+    if (rows_type == NULL || PyModule_AddObjectRef(module, "Rows", (PyObject *)rows_type) < 0
+        || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0) {
         Py_DECREF(module);
         return NULL;
     }
