@@ -8,15 +8,18 @@ platform needs; or `required`, where the absence of a compiler is an error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.tags import sys_tags
 
 FOLDER = "libs/headrace/accelerator"
 SOURCE = f"{FOLDER}/native.c"
@@ -36,32 +39,46 @@ def command(source: str, built: str, *more: str) -> list[str]:
 
 def compiled(root: Path) -> str:
     """Build the extension; the reason if that is impossible, and then an older one is gone, too."""
-    problem = _compiled(root)
+    try:
+        problem = _compiled(root)
+    except (OSError, ValueError) as error:
+        problem = f"the C compiler can't be run: {error}"
     if problem:
-        (root / BUILT).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (root / BUILT).unlink()
     return problem
 
 
 def _compiled(root: Path) -> str:
     if os.name != "posix" or sys.implementation.name != "cpython":
         return "it is for CPython on Linux and macOS"
-    # Replaced in one step: a process may be starting.
-    fresh = f"{BUILT}.{os.getpid()}"
-    try:
+    # Built under its name, which macOS signs, and moved in one step: a process may be starting.
+    with tempfile.TemporaryDirectory(dir=(root / FOLDER), prefix=".build-") as folder:
+        fresh = Path(folder, Path(BUILT).name)
         # With relative paths, so that they don't differ between machines.
         made = subprocess.run(
-            command(SOURCE, fresh), cwd=root, capture_output=True, text=True, check=False
+            command(SOURCE, str(fresh.relative_to(root))),
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
         )
-    except OSError as error:
-        return f"the C compiler can't be run: {error}"
-    if made.returncode:
-        said = made.stderr.strip().splitlines()
-        return f"the C compiler says: {said[0] if said else f'status {made.returncode}'}"
-    (root / fresh).replace(root / BUILT)
+        if made.returncode:
+            said = made.stderr.strip().splitlines()
+            return f"the C compiler says: {said[0] if said else f'status {made.returncode}'}"
+        fresh.replace(root / BUILT)
     return ""
 
 
-class AcceleratorBuild(BuildHookInterface):
+def platform_tag() -> str:
+    """The wheel's platform."""
+    if sys.platform == "darwin":
+        # pip knows main versions of macOS only.
+        return next(iter(sys_tags())).platform
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+class AcceleratorBuild(BuildHookInterface[Any]):
     """Adds the extension to the wheel, whose name then says the platform."""
 
     PLUGIN_NAME = "custom"
@@ -76,7 +93,6 @@ class AcceleratorBuild(BuildHookInterface):
         if problem:
             self.app.display_info(f"Without the accelerator: {problem}")
             return
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
-        build_data["tag"] = f"cp311-abi3-{platform}"
+        build_data["tag"] = f"cp311-abi3-{platform_tag()}"
         build_data["artifacts"].append(f"/{BUILT}")

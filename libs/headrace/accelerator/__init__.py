@@ -24,5 +24,5 @@ INTERFACE = 1
 # Its import fails also if the setting is `off`: no settings are loaded yet.
 with contextlib.suppress(ImportError):
     _found = import_module("headrace.accelerator._native")
-    if _found.INTERFACE == INTERFACE:
+    if getattr(_found, "INTERFACE", None) == INTERFACE:
         native = _found

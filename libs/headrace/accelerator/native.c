@@ -264,6 +264,16 @@ typedef struct {
     PyObject *end;        /* bytes behind everything */
 } Rows;
 
+/* Whether a value is a list of lists, or of documents. */
+static int is_nested(PyObject *value) {
+    if (!PyList_Check(value)) return 0;
+    for (Py_ssize_t i = 0; i < PyList_Size(value); i++) {
+        PyObject *item = PyList_GetItem(value, i);
+        if (item != NULL && (PyList_Check(item) || PyDict_Check(item))) return 1;
+    }
+    return 0;
+}
+
 /* 1: written; 0: Python must read it; -1: an exception is set. */
 static int put_value(Buffer *b, Rows *rows, PyObject *value) {
     if (value == Py_None) {
@@ -285,6 +295,8 @@ static int put_value(Buffer *b, Rows *rows, PyObject *value) {
         put_text(b, rows->json, (const uint8_t *)text, (size_t)count);
         return 1;
     }
+    /* orjson allows as many levels as it counts from the row on. */
+    if (rows->json && is_nested(value)) return 0;
     PyObject *written = PyObject_CallFunctionObjArgs(rows->write, value, NULL);
     if (written == NULL) return -1;
     char *bytes;
@@ -575,9 +587,10 @@ static PyObject *entries(PyObject *module, PyObject *const *arguments, Py_ssize_
     while (at < length) {
         if (length - at < 12) goto damaged;
         uint64_t lsn = read_u64(frame + at);
-        Py_ssize_t size = (Py_ssize_t)read_u32(frame + at + 8);
+        uint32_t named_size = read_u32(frame + at + 8);
         at += 12;
-        if (length - at < size) goto damaged;
+        if ((size_t)(length - at) < named_size) goto damaged;
+        Py_ssize_t size = (Py_ssize_t)named_size;
         PyObject *entry = PyTuple_New(2);
         PyObject *number = PyLong_FromUnsignedLongLong(lsn);
         PyObject *message = PyBytes_FromStringAndSize(bytes + at, size);
@@ -791,6 +804,8 @@ static PyObject *take_rows(PyObject *module, PyObject *arguments) {
     if (before != Py_None && held_open(&held, before, &tx) < 0) return NULL;
     Py_INCREF(last_end);
     PyObject *answer = NULL;
+    char start[6];
+    PyObject *writer = NULL; /* of the messages with this start; owned, as a converter may run any code */
     Buffer b;
     if (!buffer_open(&b, 4096)) {
         PyErr_NoMemory();
@@ -798,8 +813,6 @@ static PyObject *take_rows(PyObject *module, PyObject *arguments) {
     }
     Py_ssize_t count = PySequence_Size(list);
     if (count < 0) goto failed;
-    char start[6];
-    PyObject *writer = NULL; /* of the messages with this start */
     while (at >= 0 && at < count) {
         PyObject *entry = PySequence_GetItem(list, at);
         if (entry == NULL) goto failed;
@@ -816,7 +829,9 @@ static PyObject *take_rows(PyObject *module, PyObject *arguments) {
         if (writer == NULL || memcmp(start, data, 6) != 0) {
             PyObject *key = PyBytes_FromStringAndSize(data, 6);
             if (key == NULL) goto failed;
+            Py_XDECREF(writer);
             writer = PyDict_GetItemWithError(writers, key);
+            Py_XINCREF(writer);
             Py_DECREF(key);
             if (writer == NULL && PyErr_Occurred()) goto failed;
             if (writer == NULL || !PyTuple_Check(writer) || PyTuple_Size(writer) != 6) break;
@@ -830,28 +845,23 @@ static PyObject *take_rows(PyObject *module, PyObject *arguments) {
             repeats = times;
         }
         Held next = {NULL, NULL, NULL, NULL, 0};
-        /* A converter may run any code: the writer must outlive it. */
-        Py_INCREF(writer);
         Py_INCREF(message);
         int result = take_row(&b, writer, &tx, lsn, ordinal, repeats, (const uint8_t *)data,
                               (size_t)length, &next);
         Py_DECREF(message);
         if (result != 1) {
-            Py_DECREF(writer);
             if (result == 0) break;
             if (b.failed && !PyErr_Occurred()) PyErr_NoMemory();
             goto failed;
         }
         if (release(&held, &tx, events) < 0) {
             held_clear(&next);
-            Py_DECREF(writer);
             goto failed;
         }
         held = next;
         Py_INCREF(id_end);
         Py_DECREF(last_end);
         last_end = id_end;
-        Py_DECREF(writer);
         last_lsn = lsn;
         times = repeats + 1;
         ordinal++;
@@ -863,6 +873,7 @@ failed:
     PyMem_Free(b.at);
 end:
     held_clear(&held);
+    Py_XDECREF(writer);
     Py_DECREF(last_end);
     return answer;
 }

@@ -27,7 +27,9 @@ def native_rows(
     columns: Columns, encoding: Encoding, *, old_head: bytes | None = None, end: bytes = b""
 ) -> QuickRow | None:
     """A reader in C for rows of these columns; None without the accelerator."""
-    if native is None or len(columns) > COLUMNS_MAX:
+    # A dict has a name once.
+    is_plain = len(columns) <= COLUMNS_MAX and len(columns) == len({name for name, _ in columns})
+    if native is None or not is_plain:
         return None
     write = events.writer(encoding)
     json = encoding is Encoding.JSON

@@ -458,11 +458,12 @@ class Assembler:
             written = body + (self._tx.last if last else self._tx.not_last) + rest
             return PublishedEvent(subject, msg_id, written, position=position, ends=last)
         held.payload["tx"]["last"] = last
-        headers = {}
+        headers = NO_HEADERS
         payload = held.payload
         if self._compat:
             # The bridge's messages contain no position.
-            headers[events.POSITION_HEADER] = events.position_header(self._source, held.position)
+            header = events.position_header(self._source, held.position)
+            headers = {events.POSITION_HEADER: header}
             payload = events.as_bridge(payload)
         try:
             encoded = events.encode(payload, self._encoding)

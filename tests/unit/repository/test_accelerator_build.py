@@ -43,7 +43,7 @@ def build(checkout: Path) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("compiler", ["a-compiler-that-is-not-there", "false"])
+@pytest.mark.parametrize("compiler", ["a-compiler-that-is-not-there", "false", "true", '"cc'])
 def test_without_a_compiler_the_wheel_is_for_every_platform_and_nothing_old_stays(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
@@ -53,6 +53,17 @@ def test_without_a_compiler_the_wheel_is_for_every_platform_and_nothing_old_stay
     monkeypatch.setenv("HEADRACE_BUILD_ACCELERATOR", "required")
     with pytest.raises(SystemExit, match="can't be built: the C compiler"):
         build(checkout)
+
+
+def test_a_source_tree_that_is_only_read_is_left_as_it_is(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / hook().BUILT).unlink()
+    refused = mock.Mock(side_effect=OSError(30, "Read-only file system"))
+    for name in ("unlink", "replace"):
+        monkeypatch.setattr(Path, name, refused)
+    assert build(checkout) == {"artifacts": []}
+    assert refused.called
 
 
 def test_a_wheel_for_every_platform_is_built_on_request(
@@ -78,7 +89,8 @@ def test_where_it_is_absent_or_off_or_of_another_version_everything_runs_in_pyth
         return ended.stdout.strip()
 
     assert found() == "None"
-    (package / "_native.py").write_text("INTERFACE = 0")
-    assert found() == "None"
+    for other in ("", "INTERFACE = 0"):
+        (package / "_native.py").write_text(other)
+        assert found() == "None"
     (package / "_native.py").write_text("raise ImportError('HEADRACE_ACCELERATOR is off')")
     assert found() == "None"
