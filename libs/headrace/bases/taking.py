@@ -28,7 +28,7 @@ from headrace.contract.subjects_and_ids import table_token
 from headrace.contract.values import ArrayForm, Encoding, JsonForm
 from headrace.lsn import format_lsn
 from headrace.postgres import catalog
-from headrace.postgres.connection import PostgresUnreachableError, explained
+from headrace.postgres.connection import explained
 from headrace.postgres.facts import ServerIdentity
 from headrace.process.failpoint import failpoint
 from headrace.settings import Settings
@@ -37,6 +37,7 @@ from headrace.spark.range_receiver import importing
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, held_snapshot
 from headrace.spark.table_plan import plan_of
+from headrace.spark.unless_lost import unless_lost
 
 log = logs.logger("base")
 
@@ -122,7 +123,8 @@ async def copy_base(
             settings.archive.file_rows_max,
             settings.archive.file_bytes_max,
         )
-        parts = await _unless_lost(copier(work), held.lost)
+        remedy = "Take the base again when PostgreSQL is available."
+        parts = await unless_lost(copier(work), held.lost, remedy)
     return CopiedBase(base, info, held.lsn, time_us, server, tuple(parts))
 
 
@@ -206,28 +208,6 @@ def _key(identity: str, shown: Sequence[str], keys: catalog.Keys) -> tuple[str, 
     if keys.primary and set(keys.primary) <= set(shown):
         return keys.primary
     return tuple(shown) if identity == "f" else ()
-
-
-async def _unless_lost(
-    copying: Awaitable[Sequence[BasePart]], lost: asyncio.Event
-) -> Sequence[BasePart]:
-    """PostgreSQL drops an exported snapshot with its transaction: tasks that import it later would
-    fail one after another.
-    """
-    work = asyncio.ensure_future(copying)
-    losing = asyncio.create_task(lost.wait(), name="base-snapshot-lost")
-    try:
-        await asyncio.wait({work, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if lost.is_set():
-            raise PostgresUnreachableError(
-                "the connection that holds the snapshot was lost, and the snapshot with it",
-                remedy="Take the base again when PostgreSQL is available.",
-            )
-        return work.result()
-    finally:
-        losing.cancel()
-        work.cancel()
-        await asyncio.wait({work, losing})
 
 
 async def covered(

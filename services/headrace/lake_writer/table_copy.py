@@ -6,7 +6,6 @@ files until a cut does.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,11 +15,11 @@ from pyiceberg.schema import Schema
 
 from headrace.archive.metadata import ColumnInfo
 from headrace.lake.catalog import TableName
-from headrace.lake.engine import CopiedFiles, CopyWork, Engine, Progress
+from headrace.lake.engine import CopyWork, Engine, Progress
 from headrace.lake.errors import LakeError
 from headrace.lake.tables import LakeTable, copied, new_table
 from headrace.lake_writer.range_copy import APPLICATION
-from headrace.postgres.connection import PostgresUnreachableError, explained
+from headrace.postgres.connection import explained
 from headrace.settings import Settings
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.range_receiver import importing
@@ -28,6 +27,7 @@ from headrace.spark.ranges import deal
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, held_snapshot
 from headrace.spark.table_plan import plan_of
+from headrace.spark.unless_lost import unless_lost
 
 _COLUMNS = """
 SELECT a.attname AS name, a.atttypid::int8 AS type_oid, a.atttypmod AS type_modifier,
@@ -71,7 +71,7 @@ async def copy_table(
             folder, schema = prepare(table)
             plan = _dealt(plan_of(held, settings), settings.snapshot.tasks_max)
             work = CopyWork(plan, table, folder, schema, held.rows_estimated)
-            copies = await _unless_lost(engine, work, progress, held.lost)
+            copies = await unless_lost(engine.copy(work, progress), held.lost)
         except asyncpg.PostgresError as error:
             raise explained(error.sqlstate, str(error), settings.postgres) from error
     return TableCopy(table, folder, copies.files, copies.rows)
@@ -81,27 +81,6 @@ def _dealt(plan: SnapshotPlan, tasks_max: int) -> SnapshotPlan:
     """Adjacent ranges in one task: each task ends with a file that may be small."""
     ranges = [page_range for task in plan.tasks for page_range in task]
     return replace(plan, tasks=tuple(tuple(task) for task in deal(ranges, tasks_max)))
-
-
-async def _unless_lost(
-    engine: Engine, work: CopyWork, progress: Progress, lost: asyncio.Event
-) -> CopiedFiles:
-    """PostgreSQL drops an exported snapshot with its transaction: tasks that import it later would
-    fail one after another.
-    """
-    copying = asyncio.create_task(engine.copy(work, progress), name="lake-copy")
-    losing = asyncio.create_task(lost.wait(), name="lake-snapshot-lost")
-    try:
-        await asyncio.wait({copying, losing}, return_when=asyncio.FIRST_COMPLETED)
-        if lost.is_set():
-            raise PostgresUnreachableError(
-                "the connection that holds the snapshot was lost, and the snapshot with it"
-            )
-        return copying.result()
-    finally:
-        losing.cancel()
-        copying.cancel()
-        await asyncio.wait({copying, losing})
 
 
 async def _described(

@@ -25,7 +25,6 @@ from headrace.contract.subjects_and_ids import meta_subject, snapshot_progress_s
 from headrace.errors import HeadraceError
 from headrace.jetstream.errors import is_away
 from headrace.lsn import format_lsn
-from headrace.postgres.connection import PostgresUnreachableError
 from headrace.process.failpoint import failpoint
 from headrace.settings import Compat, Settings
 from headrace.snapshot_responder.chunk_permits import ChunkPermits, Throttle
@@ -46,10 +45,12 @@ from headrace.spark.ranges import cut_ranges, deal
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, held_snapshot
 from headrace.spark.table_plan import PAGE_BYTES
+from headrace.spark.unless_lost import unless_lost
 
 log = logs.logger("snapshot-responder")
 
 META_TIMEOUT_S = 5.0
+AGAIN = "Request it again when PostgreSQL is available."
 # The keys that the PG→NATS bridge documents, in its order.
 _BRIDGE_META = ("snapshot_id", "lsn", "timestamp", "batch_count", "row_count", "table")
 
@@ -101,7 +102,7 @@ class Snapshot:
                 failpoint("responder.holding")
                 async with self._permits(plan):
                     # Permits are open for exactly as long as tasks may ask for them.
-                    await _unless_lost(self._copy(plan), held.lost)
+                    await unless_lost(self._copy(plan), held.lost, AGAIN)
         # After the transaction is closed: PostgreSQL need not keep the snapshot while JetStream is
         # read.
         await self._verify()
@@ -306,25 +307,3 @@ async def _wholly(work: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await asyncio.wait({task}, timeout=META_TIMEOUT_S)
         raise
-
-
-async def _unless_lost(work: Any, lost: asyncio.Event) -> None:
-    """Run `work`; end it if the transaction that holds the snapshot is lost."""
-    copying = asyncio.ensure_future(work)
-    losing = asyncio.create_task(lost.wait(), name="snapshot-lost")
-    try:
-        await asyncio.wait({copying, losing}, return_when=asyncio.FIRST_COMPLETED)
-        # PostgreSQL drops an exported snapshot with its transaction, so no task can import it any
-        # more.
-        if lost.is_set():
-            raise PostgresUnreachableError(
-                "the connection that holds the snapshot was lost, and the snapshot with it",
-                remedy="Request it again when PostgreSQL is available.",
-            )
-        copying.result()
-    finally:
-        losing.cancel()
-        # Cancelled in both cases; a task that has finished takes no notice.
-        copying.cancel()
-        # Both use what the caller closes next.
-        await asyncio.wait({copying, losing})
