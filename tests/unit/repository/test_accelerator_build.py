@@ -36,7 +36,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def build(checkout: Path) -> dict[str, Any]:
-    """What the hook adds to the wheel's metadata."""
+    """The hook's additions to the wheel's metadata."""
     data: dict[str, Any] = {"artifacts": []}
     made = hook().AcceleratorBuild(str(checkout), {}, None, None, "", "wheel", mock.Mock())
     made.initialize("standard", data)
