@@ -2,7 +2,7 @@
 installation.
 
 It needs a C compiler and Python's headers. Without them, the wheel is one for every platform, and
-Headrace runs in Python. HEADRACE_BUILD_ACCELERATOR: `auto`; `off`, as the release's wheel for every
+Headrace runs in Python. BUILD_ACCELERATOR: `auto`; `off`, as the release's wheel for every
 platform needs; or `required`, where the absence of a compiler is an error.
 """
 
@@ -84,7 +84,7 @@ class AcceleratorBuild(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, _: str, build_data: dict[str, Any]) -> None:
-        wanted = os.environ.get("HEADRACE_BUILD_ACCELERATOR", "auto")
+        wanted = os.environ.get("BUILD_ACCELERATOR", "auto")
         if wanted == "off":
             return
         problem = compiled(Path(self.root))

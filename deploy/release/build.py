@@ -34,8 +34,7 @@ def main() -> int:
     os.environ.setdefault("SOURCE_DATE_EPOCH", _committed())
     python = [sys.executable, "-m", "hatchling", "build", "--directory", str(FOLDER)]
     # The wheel for every platform; sources, and so images, build the accelerator for theirs.
-    os.environ["HEADRACE_BUILD_ACCELERATOR"] = "off"
-    _run([*python, "--target", "wheel"])
+    _run([*python, "--target", "wheel"], BUILD_ACCELERATOR="off")
     _run([*python, "--target", "sdist"])
     _chart()
     for image, extras in IMAGES.items():
@@ -77,8 +76,10 @@ def _checksum(path: Path) -> str:
     return f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
 
 
-def _run(command: list[str]) -> str:
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def _run(command: list[str], **more: str) -> str:
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | more, check=True, capture_output=True, text=True
+    ).stdout
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ files until a cut does.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,9 @@ import asyncpg
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 
+from headrace import log as logs
 from headrace.archive.metadata import ColumnInfo
+from headrace.errors import HeadraceError, describe
 from headrace.lake.catalog import TableName
 from headrace.lake.engine import CopyWork, Engine, Progress
 from headrace.lake.errors import LakeError
@@ -21,6 +24,7 @@ from headrace.lake.tables import LakeTable, copied, new_table
 from headrace.lake_writer.range_copy import APPLICATION
 from headrace.postgres.connection import explained
 from headrace.settings import Settings
+from headrace.spark.driver_process import SparkUnusableError
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.range_receiver import importing
 from headrace.spark.ranges import deal
@@ -28,6 +32,8 @@ from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, held_snapshot
 from headrace.spark.table_plan import plan_of
 from headrace.spark.unless_lost import unless_lost
+
+log = logs.logger("lake-writer")
 
 _COLUMNS = """
 SELECT a.attname AS name, a.atttypid::int8 AS type_oid, a.atttypmod AS type_modifier,
@@ -37,6 +43,9 @@ FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
+
+ATTEMPTS = 3
+PAUSE_S = 1.0
 
 # The table as the lake had it, if at all; to where its files go, and their schema.
 Prepare = Callable[[LakeTable], tuple[str, Schema]]
@@ -60,7 +69,32 @@ async def copy_table(
     prepare: Prepare,
     progress: Progress,
 ) -> TableCopy:
-    """Copy a published table; `progress` receives the number of rows so far."""
+    """Copy a published table; `progress` receives the number of rows so far.
+
+    A session that changes the table's structure waits for the snapshot's lock, and the copy behind
+    it: the copy gives way after a few seconds, and is tried again when the change is through.
+    """
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return await _copied(settings, engine, name, before, prepare, progress)
+        except SparkUnusableError:
+            raise
+        except HeadraceError as error:
+            if error.retry:
+                raise
+            log.warning("copy_failed", table=str(name), attempt=attempt, reason=describe(error))
+        await asyncio.sleep(PAUSE_S)
+    return await _copied(settings, engine, name, before, prepare, progress)
+
+
+async def _copied(
+    settings: Settings,
+    engine: Engine,
+    name: TableName,
+    before: LakeTable | None,
+    prepare: Prepare,
+    progress: Progress,
+) -> TableCopy:
     # Before the snapshot: starting Spark takes long, and PostgreSQL would keep old rows meanwhile.
     await engine.started()
     request = SnapshotRequest(str(name), name.namespace, name.name)

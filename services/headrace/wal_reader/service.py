@@ -54,9 +54,6 @@ PUBLISHER = "publisher"
 ARCHIVER = "archiver"
 HELLO_INTERVAL_S = 0.5
 PING_INTERVAL_S = 0.5
-# After so many messages more follow within this time. Fuller frames cost everyone less.
-MANY_MESSAGES = 64
-MORE_S = 0.001
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 10.0
 STANDBY_POLL_S = 0.5
@@ -348,8 +345,8 @@ class WalReaderService:
         await wait_for(self._attention, self._wait_s())
 
     async def _pack(self, messages: list[Message], connection: ReplicationConnection) -> None:
-        """Pack the available messages, and those that arrive meanwhile, into frames. After a few
-        messages nothing waits for more.
+        """Pack the available messages, and those that arrive meanwhile, into frames; nothing
+        lingers.
         """
         reply_wanted = False
         fit = self._sender.fit
@@ -368,13 +365,9 @@ class WalReaderService:
             self._note(messages)
             if self._over or not self._may_send():
                 break
-            many = len(messages) >= MANY_MESSAGES
             messages = connection.read_now()
-            if many and not messages:
-                messages = await connection.read(MORE_S)
-            else:
-                # The event loop must run for the bus even under a flood of messages.
-                await asyncio.sleep(0)
+            # The event loop must run for the bus even under a flood of messages.
+            await asyncio.sleep(0)
         for data in self._sender.flush():
             await self._send(data)
         # PostgreSQL asks before it ends a connection that it believes dead. Once for all messages

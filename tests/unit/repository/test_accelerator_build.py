@@ -50,7 +50,7 @@ def test_without_a_compiler_the_wheel_is_for_every_platform_and_nothing_old_stay
     monkeypatch.setenv("CC", compiler)
     assert build(checkout) == {"artifacts": []}
     assert not (checkout / hook().BUILT).exists()
-    monkeypatch.setenv("HEADRACE_BUILD_ACCELERATOR", "required")
+    monkeypatch.setenv("BUILD_ACCELERATOR", "required")
     with pytest.raises(SystemExit, match="can't be built: the C compiler"):
         build(checkout)
 
@@ -69,7 +69,7 @@ def test_a_source_tree_that_is_only_read_is_left_as_it_is(
 def test_a_wheel_for_every_platform_is_built_on_request(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HEADRACE_BUILD_ACCELERATOR", "off")
+    monkeypatch.setenv("BUILD_ACCELERATOR", "off")
     assert build(checkout) == {"artifacts": []}
 
 

@@ -11,8 +11,6 @@ from headrace.postgres.connection import PostgresError, PostgresUnreachableError
 from headrace.postgres.replication import Keepalive, SlotState
 from headrace.wal_reader.service import (
     BACKOFF_S,
-    MANY_MESSAGES,
-    MORE_S,
     PING_INTERVAL_S,
     STATUS_BYTES_MAX,
 )
@@ -124,31 +122,6 @@ async def test_a_restart_during_a_flood_ends_the_epoch_before_its_next_message()
 
 
 # What is sent.
-
-
-@on_virtual_time
-async def test_many_messages_wait_a_moment_for_more_and_a_few_do_not() -> None:
-    for count, frames in ((MANY_MESSAGES, 1), (MANY_MESSAGES - 1, 2)):
-        source, bus, publisher = await begun()
-        async with reading(source, bus):
-            await asyncio.sleep(1)
-            sent = [(START_LSN + at, b"m") for at in range(1, 2 * count + 1)]
-            source.send(*sent[:count])
-            await asyncio.sleep(MORE_S / 2)
-            source.send(*sent[count:])
-            await asyncio.sleep(3 * MORE_S)
-            assert publisher.entries == sent
-            assert kinds(bus).count(FrameKind.DATA) == frames
-
-
-@on_virtual_time
-async def test_the_last_of_many_messages_are_sent_after_that_moment() -> None:
-    source, bus, publisher = await begun()
-    async with reading(source, bus):
-        await asyncio.sleep(1)
-        source.send(*[(START_LSN + at, b"m") for at in range(1, MANY_MESSAGES + 1)])
-        await asyncio.sleep(2 * MORE_S)
-        assert len(publisher.entries) == MANY_MESSAGES
 
 
 @on_virtual_time
