@@ -1,5 +1,5 @@
-"""Hatchling's hook that builds the accelerator into the wheel, or next to its source for an editable
-installation.
+"""Hatchling's hook that builds the accelerator: into the wheel, or next to its source for an
+editable installation.
 
 It needs a C compiler and Python's headers. Without them, the wheel is one for every platform, and
 Headrace runs in Python. BUILD_ACCELERATOR: `auto`; `off`, as the release's wheel for every

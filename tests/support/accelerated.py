@@ -1,4 +1,4 @@
-"""The functions in C, taken away for a while: then those in Python answer, which are their oracle."""
+"""Runs without the functions in C: those in Python answer, which are their oracle."""
 
 from __future__ import annotations
 

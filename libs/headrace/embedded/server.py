@@ -112,7 +112,7 @@ class EmbeddedServer(ABC):
             self._process.kill()
 
     def remove_blocking(self) -> None:
-        """Kill the server, and remove its folder and what it has outside of it."""
+        """Kill the server, and remove its folder and its files elsewhere."""
         with self._verb:
             self._process.kill()
             self._free()

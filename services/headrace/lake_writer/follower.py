@@ -33,7 +33,7 @@ from headrace.lake.writer import LakeWriter, Source
 from headrace.lake_writer.cut_times import CutTimes
 from headrace.lake_writer.requested_copies import RequestedCopies
 from headrace.lake_writer.rewrites import Rewrites
-from headrace.lake_writer.table_copy import copy_table
+from headrace.lake_writer.table_copy import attempted, copy_table
 from headrace.lake_writer.upkeep import Upkeep
 from headrace.lsn import format_lsn, parse_lsn
 from headrace.postgres import catalog as postgres_catalog
@@ -372,13 +372,17 @@ class Follower:
         stats = self._scope.health.stats
         progress = partial(stats.set, "lake_copied_rows")
         async with self._requested.reporting(name, progress) as noted:
-            copy = await copy_table(
-                self._settings,
-                self._engine,
+            copy = await attempted(
                 name,
-                writer.table_for_copy(name),
-                writer.prepare_copy,
-                noted,
+                partial(
+                    copy_table,
+                    self._settings,
+                    self._engine,
+                    name,
+                    writer.table_for_copy(name),
+                    writer.prepare_copy,
+                    noted,
+                ),
             )
         failpoint("lake.copied")
         await asyncio.to_thread(writer.adopt, copy.table, copy.folder, copy.files)

@@ -7,7 +7,7 @@ files until a cut does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import asyncpg
@@ -69,32 +69,7 @@ async def copy_table(
     prepare: Prepare,
     progress: Progress,
 ) -> TableCopy:
-    """Copy a published table; `progress` receives the number of rows so far.
-
-    A session that changes the table's structure waits for the snapshot's lock, and the copy behind
-    it: the copy gives way after a few seconds, and is tried again when the change is through.
-    """
-    for attempt in range(1, ATTEMPTS):
-        try:
-            return await _copied(settings, engine, name, before, prepare, progress)
-        except SparkUnusableError:
-            raise
-        except HeadraceError as error:
-            if error.retry:
-                raise
-            log.warning("copy_failed", table=str(name), attempt=attempt, reason=describe(error))
-        await asyncio.sleep(PAUSE_S)
-    return await _copied(settings, engine, name, before, prepare, progress)
-
-
-async def _copied(
-    settings: Settings,
-    engine: Engine,
-    name: TableName,
-    before: LakeTable | None,
-    prepare: Prepare,
-    progress: Progress,
-) -> TableCopy:
+    """Copy a published table; `progress` receives the number of rows so far."""
     # Before the snapshot: starting Spark takes long, and PostgreSQL would keep old rows meanwhile.
     await engine.started()
     request = SnapshotRequest(str(name), name.namespace, name.name)
@@ -109,6 +84,24 @@ async def _copied(
         except asyncpg.PostgresError as error:
             raise explained(error.sqlstate, str(error), settings.postgres) from error
     return TableCopy(table, folder, copies.files, copies.rows)
+
+
+async def attempted(name: TableName, copy: Callable[[], Awaitable[TableCopy]]) -> TableCopy:
+    """A table's copy, of several attempts if the first fail for a reason that may pass.
+
+    A session that changes the table's structure waits for the snapshot's lock, and the copy behind
+    it: the copy gives way after a few seconds, and is tried again when the change is through.
+    """
+    attempt = 1
+    while True:
+        try:
+            return await copy()
+        except HeadraceError as error:
+            if error.retry or isinstance(error, SparkUnusableError) or attempt == ATTEMPTS:
+                raise
+            log.warning("copy_failed", table=str(name), attempt=attempt, reason=describe(error))
+        attempt += 1
+        await asyncio.sleep(PAUSE_S)
 
 
 def _dealt(plan: SnapshotPlan, tasks_max: int) -> SnapshotPlan:

@@ -27,7 +27,7 @@ async def line(lines: Lines, version: PostgresVersion) -> Line:
     return found
 
 
-async def told(line: Line, table: str, change: str) -> tuple[Delivered, list[Delivered]]:
+async def reported(line: Line, table: str, change: str) -> tuple[Delivered, list[Delivered]]:
     """The schema event that tells this of a table, and what came before it."""
     before: list[Delivered] = []
     async with asyncio.timeout(TOLD_TIMEOUT_S):
@@ -51,10 +51,10 @@ async def published(line: Line, table: str) -> None:
 
 
 @on_both_versions
-async def test_a_dropped_table_is_told_and_made_again_is_another(line: Line) -> None:
+async def test_a_dropped_table_is_reported_and_made_again_is_another(line: Line) -> None:
     await published(line, "gone")
     await line.execute("DROP TABLE gone")
-    event, _ = await told(line, "gone", "table_dropped")
+    event, _ = await reported(line, "gone", "table_dropped")
     assert (event.payload["version"], event.payload["columns"], event.payload["primary_key"]) == (
         2,
         [],
@@ -64,27 +64,27 @@ async def test_a_dropped_table_is_told_and_made_again_is_another(line: Line) -> 
         "CREATE TABLE gone (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE gone",
         "INSERT INTO gone VALUES (2)",
     )
-    again, _ = await told(line, "gone", "table_replaced")
+    again, _ = await reported(line, "gone", "table_replaced")
     assert (again.payload["version"], again.payload["resync"]) == (3, True)
 
 
-async def test_a_table_taken_out_of_the_publication_is_told_and_again_when_it_comes_back(
+async def test_a_table_taken_out_of_the_publication_is_reported_and_again_when_it_comes_back(
     line: Line,
 ) -> None:
     await published(line, "visitor")
     await line.execute("ALTER PUBLICATION headrace DROP TABLE visitor")
-    removed, _ = await told(line, "visitor", "table_removed")
+    removed, _ = await reported(line, "visitor", "table_removed")
     assert removed.payload["columns"] == []
     await line.execute("ALTER PUBLICATION headrace ADD TABLE visitor")
-    back, _ = await told(line, "visitor", "publication_changed")
+    back, _ = await reported(line, "visitor", "publication_changed")
     assert back.payload["resync"]
     assert [column["name"] for column in back.payload["columns"]] == ["id", "n"]
 
 
-async def test_a_renamed_table_is_told_under_both_names(line: Line) -> None:
+async def test_a_renamed_table_is_reported_under_both_names(line: Line) -> None:
     await published(line, "caterpillar")
     await line.execute("ALTER TABLE caterpillar RENAME TO butterfly")
-    old, _ = await told(line, "caterpillar", "table_renamed")
+    old, _ = await reported(line, "caterpillar", "table_renamed")
     assert old.payload["changes"] == [renamed("to", "public", "butterfly")]
     assert old.payload["columns"] == []
 
@@ -100,7 +100,7 @@ async def test_a_table_that_took_back_its_name_is_copied_again_for_rows_of_its_o
         f"ALTER TABLE {table}_away RENAME TO {table}"
         + (f"; INSERT INTO {table} VALUES (3, 3)" if row_after else "")
     )
-    back, before = await told(line, table, "table_renamed")
+    back, before = await reported(line, table, "table_renamed")
     assert back.payload["changes"] == [renamed("from", "public", f"{table}_away")]
     assert back.payload["resync"]
     assert (back.payload["tx"]["xid"] > 0) == row_after
@@ -110,10 +110,10 @@ async def test_a_table_that_took_back_its_name_is_copied_again_for_rows_of_its_o
 
 
 @on_both_versions
-async def test_columns_that_change_without_a_row_are_told(line: Line) -> None:
+async def test_columns_that_change_without_a_row_are_reported(line: Line) -> None:
     await published(line, "quiet")
     await line.execute("ALTER TABLE quiet ADD c int DEFAULT 5")
-    event, _ = await told(line, "quiet", "column_added")
+    event, _ = await reported(line, "quiet", "column_added")
     change = {
         "change": "column_added",
         "column": "c",
@@ -140,20 +140,20 @@ async def test_a_generated_column_that_becomes_a_plain_one_makes_the_table_be_co
     await line.execute(
         "ALTER TABLE once_generated ALTER g DROP EXPRESSION; INSERT INTO once_generated VALUES (2, 3)"
     )
-    event, _ = await told(line, "once_generated", "column_added")
+    event, _ = await reported(line, "once_generated", "column_added")
     assert (event.payload["resync"], event.payload["tx"]["xid"] > 0) == (True, True)
 
 
-async def test_a_rewrite_that_changes_no_type_is_told(line: Line) -> None:
+async def test_a_rewrite_that_changes_no_type_is_reported(line: Line) -> None:
     await published(line, "rewritten")
     await asyncio.sleep(0.3)
     await line.execute("ALTER TABLE rewritten ALTER n TYPE int USING n * 2")
-    event, _ = await told(line, "rewritten", "table_rewritten")
+    event, _ = await reported(line, "rewritten", "table_rewritten")
     assert event.payload["resync"]
 
 
 @on_both_versions
-async def test_a_type_that_prints_existing_values_differently_is_told_as_a_rewrite(
+async def test_a_type_that_prints_existing_values_differently_is_reported_as_a_rewrite(
     line: Line,
 ) -> None:
     """PostgreSQL writes no row, and reads the same bytes as another text."""
@@ -181,7 +181,9 @@ async def test_a_type_that_prints_existing_values_differently_is_told_as_a_rewri
             await asyncio.sleep(0.05)
 
 
-async def test_of_two_migrations_between_two_readings_the_second_is_told_too(lines: Lines) -> None:
+async def test_of_two_migrations_between_two_readings_the_second_is_reported_too(
+    lines: Lines,
+) -> None:
     """The first is reported with its row immediately: a copy made then lacks the second."""
     line = await lines(18, HEADRACE_CATALOG_INTERVAL_S="3")
     tables = [f"twice_{n}" for n in range(4)]
@@ -220,27 +222,27 @@ async def test_a_table_that_was_unlogged_for_a_while_must_be_copied_again(
         f"CREATE TABLE {table} ({columns})",
         f"INSERT INTO {table} VALUES (1), (2)",
     )
-    await told(line, table, "table_first_seen")
+    await reported(line, table, "table_first_seen")
     await line.execute(
         f"ALTER TABLE {table} SET UNLOGGED; INSERT INTO {table} VALUES (3); DELETE FROM {table} "
         "WHERE id = 1;"
         f"ALTER TABLE {table} SET LOGGED"
     )
-    event, _ = await told(line, table, "table_rewritten")
+    event, _ = await reported(line, table, "table_rewritten")
     assert event.payload["resync"]
 
 
-async def test_a_publication_that_publishes_less_and_more_again_is_told(line: Line) -> None:
+async def test_a_publication_that_publishes_less_and_more_again_is_reported(line: Line) -> None:
     await published(line, "partly")
     await line.execute("ALTER PUBLICATION headrace SET (publish = 'insert, update')")
-    less, _ = await told(line, "partly", "publication_changed")
+    less, _ = await reported(line, "partly", "publication_changed")
     change = {"change": "publication_changed", "publishes": ["insert", "update"]}
     assert (less.payload["changes"], less.payload["resync"]) == ([change], False)
     await line.execute(
         "DELETE FROM partly",
         "ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')",
     )
-    more, _ = await told(line, "partly", "publication_changed")
+    more, _ = await reported(line, "partly", "publication_changed")
     change = {
         "change": "publication_changed",
         "publishes": ["insert", "update", "delete", "truncate"],
@@ -248,14 +250,16 @@ async def test_a_publication_that_publishes_less_and_more_again_is_told(line: Li
     assert (more.payload["changes"], more.payload["resync"]) == ([change], True)
 
 
-async def test_a_publication_that_published_less_between_two_readings_is_told(line: Line) -> None:
+async def test_a_publication_that_published_less_between_two_readings_is_reported(
+    line: Line,
+) -> None:
     await published(line, "blinked")
     await drained(line, "blinked")
     await line.execute(
         "ALTER PUBLICATION headrace SET (publish = 'insert, update'); DELETE FROM blinked;"
         "ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')"
     )
-    event, _ = await told(line, "blinked", "publication_changed")
+    event, _ = await reported(line, "blinked", "publication_changed")
     assert event.payload["resync"]
 
 
@@ -267,7 +271,7 @@ async def test_the_catalog_never_overtakes_a_row_of_the_old_shape(line: Line) ->
             "ALTER TABLE slow DROP n",
         )
         await asyncio.sleep(0.5)
-    event, before = await told(line, "slow", "column_dropped")
+    event, before = await reported(line, "slow", "column_dropped")
     assert [row.row["n"] for row in before] == list(range(2, 501))
     assert [column["name"] for column in event.payload["columns"]] == ["id"]
 
@@ -301,7 +305,7 @@ async def test_rows_that_come_and_go_with_a_partition_make_the_root_be_copied_ag
         "CREATE TABLE tree_2 (id int PRIMARY KEY); INSERT INTO tree_2 VALUES (21)",
         "ALTER TABLE tree ATTACH PARTITION tree_2 FOR VALUES FROM (20) TO (30)",
     )
-    attached, _ = await told(line, "tree", "partitions_changed")
+    attached, _ = await reported(line, "tree", "partitions_changed")
     assert attached.payload["resync"]
     # In one transaction: no reading of the catalog sees that it was away.
     for partition, beyond in (("tree_0", 10), ("tree_2", 30)):
@@ -310,13 +314,13 @@ async def test_rows_that_come_and_go_with_a_partition_make_the_root_be_copied_ag
             f"ALTER TABLE tree ATTACH PARTITION {partition} FOR VALUES FROM ({beyond - 10}) TO ({beyond});"
             f"INSERT INTO tree VALUES ({beyond - 1})"
         )
-        again, _ = await told(line, "tree", "partitions_changed")
+        again, _ = await reported(line, "tree", "partitions_changed")
         assert again.payload["resync"]
     await line.execute("ALTER TABLE tree DETACH PARTITION tree_2")
-    detached, _ = await told(line, "tree", "partitions_changed")
+    detached, _ = await reported(line, "tree", "partitions_changed")
     assert detached.payload["resync"]
     await line.execute("DROP TABLE tree_1")
-    dropped, _ = await told(line, "tree", "partitions_changed")
+    dropped, _ = await reported(line, "tree", "partitions_changed")
     assert dropped.payload["version"] == detached.payload["version"] + 1
     await line.execute("ALTER PUBLICATION headrace SET (publish_via_partition_root = false)")
 
@@ -333,7 +337,7 @@ async def test_a_partition_truncated_alone_makes_the_root_be_copied_again(line: 
     )
     assert await drained(line, "shelf") == ["table_first_seen"]
     await line.execute("TRUNCATE shelf_0")
-    event, _ = await told(line, "shelf", "partitions_changed")
+    event, _ = await reported(line, "shelf", "partitions_changed")
     assert event.payload["resync"]
     # The root's own is an event.
     await line.execute("TRUNCATE shelf")
@@ -359,7 +363,7 @@ async def test_what_is_no_change_is_not_told(lines: Lines, line: Line, name: str
 
 
 @on_both_versions
-async def test_a_domain_is_told_with_the_type_that_it_stands_on(line: Line) -> None:
+async def test_a_domain_is_reported_with_the_type_that_it_stands_on(line: Line) -> None:
     await line.execute(
         "CREATE DOMAIN hours AS timestamptz(3); CREATE DOMAIN shift AS hours; CREATE DOMAIN bag AS "
         "jsonb;"
@@ -367,9 +371,9 @@ async def test_a_domain_is_told_with_the_type_that_it_stands_on(line: Line) -> N
     )
     await published(line, "stands")
     await line.execute("ALTER TABLE stands ADD s shift, ADD b bag, ADD l names, ADD e feeling")
-    by_catalog, _ = await told(line, "stands", "column_added")
+    by_catalog, _ = await reported(line, "stands", "column_added")
     await line.execute("ALTER TABLE stands ADD t hours; INSERT INTO stands VALUES (2, 2)")
-    with_row, _ = await told(line, "stands", "column_added")
+    with_row, _ = await reported(line, "stands", "column_added")
     assert (by_catalog.payload["tx"]["xid"], with_row.payload["tx"]["xid"] > 0) == (0, True)
     bases = {"s": "timestamp(3) with time zone", "b": "jsonb", "l": "character varying(9)[]"}
     for event, more in ((by_catalog, {}), (with_row, {"t": "timestamp(3) with time zone"})):

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from headrace.errors import HeadraceError
+from headrace.lake.catalog import TableName
 from headrace.lake_writer import table_copy
 from headrace.postgres.connection import PostgresRefusedError, PostgresUnreachableError
 from headrace.spark.driver_process import SparkUnusableError
@@ -20,11 +21,10 @@ LOCKED = PostgresRefusedError("canceling statement due to lock timeout")
 async def copied(outcomes: Sequence[object]) -> tuple[Any, int]:
     """The copy's result or error, and the number of attempts."""
     once = mock.AsyncMock(side_effect=outcomes)
-    with mock.patch.object(table_copy, "_copied", once):
-        try:
-            result: object = await table_copy.copy_table(*[mock.Mock()] * 6)
-        except HeadraceError as error:
-            result = error
+    try:
+        result: object = await table_copy.attempted(TableName("public", "orders"), once)
+    except HeadraceError as error:
+        result = error
     return result, once.await_count
 
 
